@@ -1,0 +1,1 @@
+"""Generated stubs of the version 1 contract; see planner.proto."""
