@@ -1,0 +1,21 @@
+"""The agent in each training rank: applies the planner's placements without changing the mathematics of training."""
+
+from taot_client.agent import Agent
+from taot_client.groups import AgentGroups, ExpertParallelGroup, expert_parallel_group
+from taot_client.moe_layer import ExpertParallelMoE, Router, TopKRouter
+from taot_client.options import AgentOptions
+from taot_client.shipment import TransferError
+from taot_client.step_summary import StepSummary
+
+__all__ = [
+    "Agent",
+    "AgentGroups",
+    "AgentOptions",
+    "ExpertParallelGroup",
+    "ExpertParallelMoE",
+    "Router",
+    "StepSummary",
+    "TopKRouter",
+    "TransferError",
+    "expert_parallel_group",
+]

@@ -1,0 +1,33 @@
+"""Whether the ranks of a group have been started alike: compared once, before anything depends on it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+import torch.distributed as dist
+
+from taot_client.groups import all_gather_text
+
+
+def check_agreement(group: dist.ProcessGroup, facts: Mapping[str, object], *, size: int) -> None:
+    """Compares named facts among the ranks. Collective.
+
+    Args:
+        group: a gloo group.
+        facts: JSON values that must be equal on all ranks, by field name.
+        size: ranks in the group.
+
+    Raises:
+        ValueError: on every rank, naming the first field that differs and what each rank has.
+    """
+    gathered = [
+        json.loads(text) for text in all_gather_text(group, json.dumps(facts, sort_keys=True), size=size)
+    ]
+    for field in sorted({name for each in gathered for name in each}):
+        values = [each.get(field, "<absent>") for each in gathered]
+        if any(value != values[0] for value in values):
+            listed = ", ".join(f"rank {rank}: {value!r}" for rank, value in enumerate(values))
+            raise ValueError(
+                f"the ranks disagree about {field}: {listed}; start every rank with the same model and options"
+            )

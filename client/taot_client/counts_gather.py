@@ -1,0 +1,136 @@
+"""What every rank tells every other before a layer's tokens travel: its counts, and whether its guests are there.
+
+One gather on the host per layer and micro-batch. Its outcome, equal on all ranks, is all that decisions inside a
+step rest on. What a rank has measured rides along, so that the leader can report for everybody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from taot_client.device import to_host
+from taot_client.groups import ExpertParallelGroup, all_gather_host
+from taot_planning.arrays import IntArray
+
+NO_STEP = -1
+"""The step of passes outside training."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CallSite:
+    """Where in the program a rank is; ranks that gather together must agree on it."""
+
+    step: int
+    """Optimizer step, -1 outside training."""
+
+    micro_batch: int
+    """Micro-batch within the step."""
+
+    layer: int
+    """Index of the layer in forward order."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Measured:
+    """What one rank has measured since its start; whole numbers, since they travel with the counts."""
+
+    exposed_us: int = 0
+    """Microseconds the training thread stood still for guest weights or gradients."""
+
+    flight_us: int = 0
+    """Microseconds at least one guest transfer was in flight."""
+
+    intra_node_sent_bytes: int = 0
+    """Guest weights and gradients sent within the node."""
+
+    inter_node_sent_bytes: int = 0
+    """Guest weights and gradients sent across nodes."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LocalCounts:
+    """The routing of one rank's tokens in one layer."""
+
+    counts_E: IntArray
+    """Valid choices of each expert. Shape: [experts]."""
+
+    valid_tokens: int
+    """Tokens with at least one valid choice."""
+
+    invalid_ids: int
+    """Choices outside the experts: padding, or a broken router."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class GatheredCounts:
+    """What all ranks said."""
+
+    counts_RE: IntArray
+    """Tokens of each source rank for each expert. Shape: [ranks, experts]."""
+
+    valid_tokens_R: IntArray
+    """Tokens with at least one valid choice on each rank. Shape: [ranks]."""
+
+    ready_bits_R: IntArray
+    """One bit per slot: its guest has arrived. Shape: [ranks]."""
+
+    measured_R: tuple[Measured, ...]
+    """What each rank has measured."""
+
+
+def count_choices(experts_TK: torch.Tensor, *, num_experts: int) -> LocalCounts:
+    """Counts the choices of each expert, leaving out ids outside 0 to `num_experts` - 1.
+
+    Args:
+        experts_TK: chosen experts, integers. Shape: [tokens, choices].
+        num_experts: experts in the layer.
+    """
+    valid_TK = (experts_TK >= 0) & (experts_TK < num_experts)
+    bins = torch.where(valid_TK, experts_TK, num_experts).flatten()
+    counts_E1 = torch.bincount(bins, minlength=num_experts + 1)
+    counted = to_host(torch.cat([counts_E1, valid_TK.any(dim=1).sum()[None]])).numpy()
+    return LocalCounts(
+        counts_E=counted[:num_experts], invalid_ids=int(counted[num_experts]), valid_tokens=int(counted[-1])
+    )
+
+
+def gather_counts(
+    group: ExpertParallelGroup,
+    local: LocalCounts,
+    *,
+    site: CallSite,
+    ready_bits: int = 0,
+    measured: Measured | None = None,
+) -> GatheredCounts:
+    """Gathers the counts of all ranks. Collective, on the host.
+
+    Raises:
+        RuntimeError: if the ranks are at different places of the program; every rank says so.
+    """
+    measured = measured or Measured()
+    header = [site.step, site.micro_batch, site.layer, local.valid_tokens, ready_bits]
+    header += [getattr(measured, name) for name in Measured.__dataclass_fields__]
+    message = torch.from_numpy(np.concatenate([np.array(header, dtype=np.int64), local.counts_E]))
+    rows = all_gather_host(group.counts, message, size=group.size).numpy()
+    _check_sites(rows[:, :3])
+    return GatheredCounts(
+        counts_RE=rows[:, len(header) :],
+        valid_tokens_R=rows[:, 3],
+        ready_bits_R=rows[:, 4],
+        measured_R=tuple(
+            Measured(**dict(zip(Measured.__dataclass_fields__, row, strict=True)))
+            for row in rows[:, 5 : len(header)].tolist()
+        ),
+    )
+
+
+def _check_sites(sites_R3: IntArray) -> None:
+    if (sites_R3 != sites_R3[0]).any():
+        places = "; ".join(
+            f"rank {rank}: step {step}, micro-batch {micro_batch}, layer {layer}"
+            for rank, (step, micro_batch, layer) in enumerate(sites_R3.tolist())
+        )
+        raise RuntimeError(f"the ranks of the group are at different places of the program: {places}")

@@ -1,0 +1,80 @@
+"""How the tensors of one expert lie in one flat buffer of bytes, with a label that says whose they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+_ALIGNMENT_BYTES = 16
+_LABEL_WORDS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExpertLayout:
+    """Shapes, dtypes and byte offsets of an expert's tensors in a flat buffer.
+
+    The buffer ends in a label of four int64: layer, expert, weight epoch, checksum (0 when not in use).
+    """
+
+    shapes: tuple[torch.Size, ...]
+    """Shape of each tensor of one expert."""
+
+    dtypes: tuple[torch.dtype, ...]
+    """Dtype of each."""
+
+    offsets_bytes: tuple[int, ...]
+    """Where each begins."""
+
+    size_bytes: int
+    """Length of the buffer without its label: what one guest costs to move and to keep."""
+
+    @classmethod
+    def of(cls, fused: Sequence[torch.Tensor]) -> ExpertLayout:
+        """The layout of one expert of fused tensors whose first axis is the local expert."""
+        offsets, size = [], 0
+        for tensor in fused:
+            offsets.append(size)
+            size += math.prod(tensor.shape[1:]) * tensor.element_size()
+            size = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
+        return cls(
+            shapes=tuple(tensor.shape[1:] for tensor in fused),
+            dtypes=tuple(tensor.dtype for tensor in fused),
+            offsets_bytes=tuple(offsets),
+            size_bytes=size,
+        )
+
+    @property
+    def buffer_bytes(self) -> int:
+        """Length of the buffer with its label."""
+        return self.size_bytes + 8 * _LABEL_WORDS
+
+    def views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """The expert's tensors as views of a flat uint8 buffer."""
+        views = []
+        for shape, dtype, offset in zip(self.shapes, self.dtypes, self.offsets_bytes, strict=True):
+            end = offset + math.prod(shape) * dtype.itemsize
+            views.append(buffer[offset:end].view(dtype).view(shape))
+        return tuple(views)
+
+    def label(self, buffer: torch.Tensor) -> torch.Tensor:
+        """The label of a buffer: [layer, expert, weight epoch, checksum], int64, as a view."""
+        return buffer[self.size_bytes : self.buffer_bytes].view(torch.int64)
+
+    def pack(
+        self, tensors: Sequence[torch.Tensor], *, label: Sequence[int], with_checksum: bool = False
+    ) -> torch.Tensor:
+        """Copies an expert's tensors and a label (layer, expert, weight epoch) into a new flat buffer."""
+        buffer = torch.empty(self.buffer_bytes, dtype=torch.uint8, device=tensors[0].device)
+        for view, tensor in zip(self.views(buffer), tensors, strict=True):
+            view.copy_(tensor.detach())
+        checksum = self.checksum(buffer) if with_checksum else 0
+        self.label(buffer).copy_(torch.tensor([*label, checksum], dtype=torch.int64))
+        return buffer
+
+    def checksum(self, buffer: torch.Tensor) -> int:
+        """Sum of the content's 64-bit words, wrapping around; never 0, which means none was taken."""
+        words = buffer[: self.size_bytes].view(torch.int64)
+        return int(words.sum().item()) or 1

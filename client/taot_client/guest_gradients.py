@@ -1,0 +1,162 @@
+"""Guest gradients on their way home, as part of the autograd graph.
+
+Two nodes do it. The *entry* stands before the guest experts: its backward runs when their gradients exist and
+posts them home. The *gate* stands before the home experts' weights: its backward waits for what the guests sent,
+adds it up in a fixed order and only then lets the sum reach `.grad`, before any hook, clipping or reduction can
+see it. The gate is created early in forward (a layer ahead where possible), so that its backward runs late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.function import once_differentiable
+
+from taot_client.layer_route import LayerRoute
+from taot_client.shipment import Mover, Shipment, TransferClock
+from taot_client.transfer_schedule import Move
+
+Weights = tuple[torch.Tensor, ...]
+
+
+class GradientExchange:
+    """The guest gradients of one pass through one layer. Every rank of the group has one, with the same moves."""
+
+    def __init__(self, *, route: LayerRoute, moves: Sequence[Move], mover: Mover, step: int) -> None:
+        self._route = route
+        self._moves = moves
+        self._mover = mover
+        self._step = step
+        self._inbound: list[tuple[Move, Shipment]] | None = None
+
+    def launch(self, gradients_of_slot: dict[int, Weights]) -> list[Shipment]:
+        """Posts receives for this rank's experts and sends what its guests produced. Called once, on every rank.
+
+        Returns:
+            What was posted.
+        """
+        assert self._inbound is None, "guest gradients leave once"
+        self._inbound, shipments = [], []
+        layout = self._route.layout
+        for move in self._moves:
+            if move.home == self._route.rank:
+                shipment = self._route.gradient(move, self._route.new_buffer(), step=self._step)
+                self._inbound.append((move, shipment))
+                shipments.append(shipment)
+            elif move.rank == self._route.rank:
+                buffer = layout.pack(gradients_of_slot[move.slot], label=(self._route.layer, move.expert, -1))
+                shipments.append(self._route.gradient(move, buffer, step=self._step))
+        self._mover.post(shipments)
+        return shipments
+
+    def collect(self, *, clock: TransferClock, timeout_seconds: float) -> list[tuple[int, Weights]]:
+        """Waits for the gradients of this rank's experts.
+
+        Returns:
+            (expert, its gradients) per guest, by guest rank and slot: the order in which they are added.
+
+        Raises:
+            TransferError: if one does not arrive.
+        """
+        if self._inbound is None:
+            raise RuntimeError(
+                "the gradients of guest experts were never sent: backward did not run through the layer's output"
+            )
+        arrived = []
+        for move, shipment in sorted(self._inbound, key=lambda pair: (pair[0].rank, pair[0].slot)):
+            with clock.exposed():
+                shipment.wait(timeout_seconds)
+            arrived.append((move.expert, self._route.layout.views(shipment.buffer)))
+        self._inbound = []
+        return arrived
+
+
+class _GuestEntry(torch.autograd.Function):
+    """Identity on the guests' tokens and weights; its backward hands their gradients to `deliver`."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        deliver: Callable[[Weights], None],
+        x_guest: torch.Tensor,
+        *weights: torch.Tensor,
+    ) -> Weights:
+        del anchor
+        ctx.deliver = deliver
+        return (x_guest.view_as(x_guest), *(weight.view_as(weight) for weight in weights))
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_x: torch.Tensor, *grad_weights: torch.Tensor) -> tuple[Any, ...]:
+        ctx.deliver(grad_weights)
+        return (None, None, grad_x, *(None for _ in grad_weights))
+
+
+def enter_guests(
+    x_guest: torch.Tensor, weights: Sequence[torch.Tensor], *, deliver: Callable[[Weights], None]
+) -> tuple[torch.Tensor, Weights]:
+    """Puts the guests' tokens and weights behind a node that calls `deliver` with the weights' gradients.
+
+    `deliver` runs once in backward on every rank, also on those without guests: it is a point of the program at
+    which ranks may act together.
+    """
+    # The anchor makes the outputs part of the graph even where the tokens themselves need no gradient.
+    anchor = torch.zeros((), requires_grad=True)
+    x_guest, *weights = _GuestEntry.apply(anchor, deliver, x_guest, *weights)
+    return x_guest, tuple(weights)
+
+
+class _HomeGate(torch.autograd.Function):
+    """Identity on the home experts' weights; its backward adds what `collect` returns."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, collect: Callable[[], list[tuple[int, Weights]]], *weights: torch.Tensor
+    ) -> Weights:
+        ctx.collect = collect
+        return tuple(weight.view_as(weight) for weight in weights)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        return (None, *add_guest_gradients(grads, ctx.collect()))
+
+
+def gate_weights(weights: Weights, *, collect: Callable[[], list[tuple[int, Weights]]]) -> Weights:
+    """Puts home weights behind a gate.
+
+    Args:
+        weights: fused tensors whose first axis is the local expert.
+        collect: called in backward; returns (local expert, gradients) per guest in the order of addition.
+    """
+    gated: Weights = _HomeGate.apply(collect, *weights)
+    return gated
+
+
+def add_guest_gradients(grads: Weights, returned: Sequence[tuple[int, Weights]]) -> Weights:
+    """Adds guests' gradients to those of their homes: in fp32 or wider, in the given order, rounded once.
+
+    A sum, never a mean: every copy has seen other tokens.
+
+    Args:
+        grads: gradients of the fused home weights. Shape of each: [local experts, ...].
+        returned: (local expert, gradients of its tensors) per guest.
+    """
+    if not returned:
+        return grads
+    experts = sorted({expert for expert, _ in returned})
+    summed = []
+    for index, grad in enumerate(grads):
+        wide = torch.promote_types(grad.dtype, torch.float32)
+        total = grad.clone()
+        for expert in experts:
+            row = grad[expert].to(wide)
+            for guest_of, guest_grads in returned:
+                if guest_of == expert:
+                    row = row + guest_grads[index].to(wide)
+            total[expert] = row.to(grad.dtype)
+        summed.append(total)
+    return tuple(summed)

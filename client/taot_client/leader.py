@@ -1,0 +1,78 @@
+"""What only the leader of a group does: it speaks to the planner and decides what the next step does."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+
+from taot_api import RoutingReport, SessionSpec
+from taot_client.mode_choice import PlannerView, choose_mode
+from taot_client.options import AgentOptions
+from taot_client.planner_link import PlannerLink
+from taot_client.step_record import ModeReason, StepMode, StepRecord
+from taot_planning import EMPTY_SLOT
+from taot_planning.arrays import IntArray
+
+logger = logging.getLogger(__name__)
+
+
+class Leader:
+    """The leader's side of the agent. Without a planner address it only writes the records."""
+
+    def __init__(self, options: AgentOptions, spec: SessionSpec) -> None:
+        self._options = options
+        self._spec = spec
+        self._last_reason = ModeReason.AS_CONFIGURED
+        self.link: PlannerLink | None = None
+        if options.planner_address is not None:
+            self.link = PlannerLink(options.planner_address, spec)
+
+    def start(self) -> str:
+        """Looks for the planner; returns why it refuses this job, or an empty string."""
+        if self.link is None:
+            return ""
+        return self.link.start(wait=self._options.connect_timeout) or ""
+
+    def close(self) -> None:
+        """Says goodbye to the planner."""
+        if self.link is not None:
+            self.link.close()
+
+    def next_record(self, *, step: int) -> StepRecord:
+        """Decides what `step` does. Logs when the reason changes."""
+        view = PlannerView()
+        if self.link is not None:
+            view = PlannerView(
+                is_connected=self.link.is_connected, is_paused=self.link.is_paused, plan=self.link.plan
+            )
+        mode, reason = choose_mode(self._options, view, step=step)
+        if reason is not self._last_reason:
+            logger.info("step %d: %s (%s)", step, mode.name.lower(), reason.name.lower())
+            self._last_reason = reason
+        plan = view.plan if mode in (StepMode.PLAN, StepMode.OBSERVE) else None
+        return StepRecord(
+            step=step,
+            mode=mode,
+            reason=reason,
+            guests_LRK=self._no_guests() if plan is None else np.stack(plan.guests_L),
+            identity=plan.identity if plan else None,
+        )
+
+    def report(self, report: RoutingReport) -> None:
+        """Hands a report to the planner, without waiting."""
+        if self.link is not None:
+            self.link.report(report)
+
+    def ask(self, report: RoutingReport, *, layer: int) -> IntArray | None:
+        """Asks the planner for one layer's guests while the ranks wait; None without an answer in time."""
+        if self.link is None:
+            return None
+        plan = self.link.plan_now(report, layer=layer, deadline=self._options.plan_deadline)
+        return plan.guests_L[0] if plan is not None else None
+
+    def _no_guests(self) -> IntArray:
+        topology = self._spec.topology
+        return np.full(
+            (len(self._spec.layers), topology.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64
+        )

@@ -1,0 +1,73 @@
+"""Moves buffers with NCCL: enqueued from the training thread on a side stream, completed by CUDA events.
+
+Every rank posts at the same points of the program, so that the operations of a communicator match.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+
+from taot_client.shipment import Shipment, TransferClock
+
+MAX_BATCH_OPERATIONS = 256
+"""Larger batches of point-to-point operations have been seen to hang (pytorch issue 174288)."""
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """The point on the side stream behind which a shipment has completed."""
+
+    event: torch.cuda.Event
+
+    def is_done(self) -> bool:
+        return self.event.query()
+
+    def wait(self, timeout_seconds: float) -> bool:
+        # The stream waits, not the host: the process group's own watchdog bounds a transfer that never ends.
+        del timeout_seconds
+        torch.cuda.current_stream().wait_event(self.event)
+        return True
+
+
+class NcclMover:
+    """Carries shipments over an NCCL group."""
+
+    def __init__(self, group: dist.ProcessGroup, *, clock: TransferClock) -> None:
+        self._group = group
+        self._clock = clock
+        self._stream = torch.cuda.Stream()
+
+    def post(self, shipments: list[Shipment]) -> None:
+        """Enqueues the transfers in batches, behind what the current stream has been given so far."""
+        self._stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(self._stream):
+            for start in range(0, len(shipments), MAX_BATCH_OPERATIONS):
+                batch = shipments[start : start + MAX_BATCH_OPERATIONS]
+                for shipment in batch:
+                    shipment.buffer.record_stream(self._stream)
+                operations = [
+                    dist.P2POp(
+                        dist.irecv if shipment.is_receive else dist.isend,
+                        shipment.buffer,
+                        group=self._group,
+                        group_peer=shipment.peer,
+                    )
+                    for shipment in batch
+                ]
+                for work in dist.batch_isend_irecv(operations):
+                    work.wait()
+                event = torch.cuda.Event()
+                event.record(self._stream)
+                for shipment in batch:
+                    shipment.completion = _Arrival(event)
+
+    def drain(self, timeout_seconds: float) -> None:
+        """Makes what the current stream is given next wait for everything that was posted."""
+        del timeout_seconds
+        torch.cuda.current_stream().wait_stream(self._stream)
+
+    def close(self) -> None:
+        """Nothing to stop: the stream ends with its owner."""

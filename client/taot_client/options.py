@@ -1,0 +1,102 @@
+"""How the agent behaves: one object, given once, the same on every rank of the group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Literal, get_args
+
+PlanSource = Literal["ahead", "inline", "blocking", "observe"]
+"""Where placements come from.
+
+ahead: the planner service, from the counts of an earlier micro-batch; the default with a service.
+inline: planned on every rank from the counts at hand; the default without a service.
+blocking: the planner service, from the counts at hand, while the ranks wait (bounded).
+observe: report and record what a plan would gain; move nothing.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AgentOptions:
+    """Options of the agent. Ranks compare them at start; `planner_address` and waits for it may differ."""
+
+    planner_address: str | None = None
+    """host:port of the planner service, or a `unix:` path. None: no service."""
+
+    plan_source: PlanSource | None = None
+    """See `PlanSource`. None: `ahead` with a planner address, `inline` without."""
+
+    training_job: str = "training"
+    """The job, as operators know it. 1 to 128 characters of `[A-Za-z0-9._-]`."""
+
+    group: str = "ep0"
+    """This expert-parallel group within the job, likewise."""
+
+    algorithm: str = "taot"
+    """Which algorithm plans, in the service and inline."""
+
+    tolerance: float = 0.015
+    """Residual imbalance asked for, relative to the mean load."""
+
+    min_imbalance: float = 0.0
+    """Layers whose imbalance is not above this are left alone."""
+
+    num_slots: int = 2
+    """Guest experts each rank can hold per layer; their memory is allocated once."""
+
+    ranks_per_node: int | None = None
+    """Consecutive ranks per node. None: ranks with the same host name share a node."""
+
+    inter_node_cost: float = 3.0
+    """Cost of moving an expert between nodes, relative to a move within one."""
+
+    when_away: Literal["inline", "none"] = "inline"
+    """What to do while the planner service is away: plan inline, or leave every expert at home."""
+
+    max_plan_age_steps: int = 16
+    """A plan whose counts are older than this counts as no plan: the planner has stopped answering."""
+
+    connect_timeout: timedelta = timedelta(seconds=5)
+    """How long the start waits for the planner; later it is looked for in the background."""
+
+    plan_deadline: timedelta = timedelta(milliseconds=200)
+    """How long ranks wait for a plan in `blocking` mode."""
+
+    transfer_timeout: timedelta = timedelta(seconds=30)
+    """How long a rank waits for guest weights or gradients once its peers are known to have reached the layer."""
+
+    group_timeout: timedelta = timedelta(minutes=10)
+    """Timeout of the process groups that the agent creates."""
+
+    debug: bool = False
+    """Fill free slots with NaN and compare checksums of guest weights when they arrive and when they are used."""
+
+    def __post_init__(self) -> None:
+        if self.plan_source is not None and self.plan_source not in get_args(PlanSource):
+            raise ValueError(f"plan_source must be one of {get_args(PlanSource)}, got {self.plan_source!r}")
+        if self.planner_address is None and self.plan_source not in (None, "inline"):
+            raise ValueError(
+                f"plan_source {self.plan_source!r} needs a planner: set planner_address, or use 'inline'"
+            )
+        if not timedelta(0) < self.plan_deadline < self.transfer_timeout < self.group_timeout:
+            raise ValueError(
+                "the waits must form a ladder, plan_deadline < transfer_timeout < group_timeout, got"
+                f" {self.plan_deadline}, {self.transfer_timeout}, {self.group_timeout}"
+            )
+        if self.num_slots < 0 or self.num_slots > MAX_SLOTS:
+            raise ValueError(f"num_slots must be between 0 and {MAX_SLOTS}, got {self.num_slots}")
+        if self.when_away not in ("inline", "none"):
+            raise ValueError(f"when_away must be 'inline' or 'none', got {self.when_away!r}")
+        if self.max_plan_age_steps < 1:
+            raise ValueError(f"max_plan_age_steps must be >= 1, got {self.max_plan_age_steps}")
+
+    @property
+    def effective_plan_source(self) -> PlanSource:
+        """The plan source after the default has been filled in."""
+        if self.plan_source is not None:
+            return self.plan_source
+        return "inline" if self.planner_address is None else "ahead"
+
+
+MAX_SLOTS = 62
+"""Readiness of a rank's slots travels as the bits of one int64."""

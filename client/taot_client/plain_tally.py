@@ -1,0 +1,41 @@
+"""The agent while it is switched off: plain expert parallelism, with the same summary of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from taot_client.coordinator import PlainCoordinator
+from taot_client.counts_gather import GatheredCounts
+from taot_client.model_layers import NamedLayer
+from taot_client.step_record import ModeReason, StepMode
+from taot_client.step_summary import StepSummary, StepTally
+from taot_planning import imbalance, rank_loads
+from taot_planning.arrays import IntArray
+
+
+class PlainTally:
+    """Watches the layers' own gathers; adds nothing to what they do."""
+
+    def __init__(self, layers: Sequence[NamedLayer]) -> None:
+        self._step = -1
+        self._tally = StepTally()
+        for name, layer in layers:
+            layer.coordinator = PlainCoordinator(
+                layer.group, layer.home_E, on_pass=self._on_pass(name, layer.home_E)
+            )
+
+    def _on_pass(self, name: str, home_E: IntArray) -> Callable[[GatheredCounts], None]:
+        def on_pass(gathered: GatheredCounts) -> None:
+            static = imbalance(rank_loads(gathered.counts_RE, home_E))
+            self._tally.add_pass(name, static=static, achieved=static)
+
+        return on_pass
+
+    def begin_step(self) -> None:
+        """Begins the next step."""
+        self._step += 1
+        self._tally = StepTally()
+
+    def end_step(self) -> StepSummary:
+        """What the step did."""
+        return self._tally.summary(step=self._step, mode=StepMode.HOME_ONLY, reason=ModeReason.DISABLED)

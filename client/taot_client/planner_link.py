@@ -1,0 +1,297 @@
+"""The leader's connection to the planner: everything that waits for the network waits in its threads.
+
+The link never raises into training. It keeps the newest plan and whether the planner answered last; a planner that
+is away is looked for in the background.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+from collections.abc import Sequence
+from datetime import timedelta
+
+import grpc
+
+from taot_api import LayerSpec, PublishedPlan, RoutingReport, SessionSpec, codec
+from taot_api.v1 import planner_pb2 as pb
+from taot_api.v1 import planner_pb2_grpc
+from taot_client.environment import proxy_variables
+from taot_planning.layer_plan import check_guests
+
+logger = logging.getLogger(__name__)
+
+_CHANNEL_OPTIONS = [
+    # Cluster images set http_proxy; a sidecar on loopback must not be looked for behind it.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_send_message_length", 64 * 1024 * 1024),
+]
+_CALL_SECONDS = 2.0
+_RETRY_SECONDS = 0.2
+_MAX_WAITING_REPORTS = 4
+
+_REFUSALS = (
+    grpc.StatusCode.INVALID_ARGUMENT,
+    grpc.StatusCode.FAILED_PRECONDITION,
+    grpc.StatusCode.UNIMPLEMENTED,
+)
+
+
+class PlannerLink:
+    """One session with the planner, reopened as often as it takes."""
+
+    def __init__(self, address: str, spec: SessionSpec) -> None:
+        """Prepares the link to host:port or a unix: path; `start` opens it."""
+        self._address = address
+        self._spec = spec
+        self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._stopping = threading.Event()
+        self._opened = threading.Event()
+        self._refusal: str | None = None
+        self._is_connected = False
+        self._session_id: str | None = None
+        self._plan: PublishedPlan | None = None
+        self._watch: grpc.Call | None = None
+        self._channel: grpc.Channel | None = None
+        self._reports: queue.Queue[RoutingReport | None] = queue.Queue(maxsize=_MAX_WAITING_REPORTS)
+        self._threads: list[threading.Thread] = []
+        self.is_paused = False
+        self.num_reconnects = 0
+        self.num_rejected_plans = 0
+        self.num_dropped_reports = 0
+
+    # What the training thread asks. None of it waits for the network, except `plan_now`.
+
+    def start(self, *, wait: timedelta) -> str | None:
+        """Opens the session in the background and gives it `wait` to succeed.
+
+        Returns:
+            Why the planner refuses this job, or None. A planner that cannot be reached is no refusal.
+        """
+        self._channel = grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS)
+        self._stub = planner_pb2_grpc.PlannerServiceStub(self._channel)
+        os.register_at_fork(after_in_child=self._abandon_in_child)
+        for target in (self._keep_watching, self._send_reports):
+            thread = threading.Thread(target=target, name=f"taot-{target.__name__.strip('_')}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        if not self._opened.wait(wait.total_seconds()):
+            logger.warning(
+                "no planner at %s after %.1f s; training goes on without it and it is looked for in the background%s",
+                self._address,
+                wait.total_seconds(),
+                "".join(f"; {name} is set and ignored" for name in proxy_variables()),
+            )
+        return self._refusal
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the planner answered the last call."""
+        return self._is_connected
+
+    @property
+    def plan(self) -> PublishedPlan | None:
+        """The newest plan that was accepted."""
+        return self._plan
+
+    def report(self, report: RoutingReport) -> None:
+        """Queues a report; when the planner is slower than training, the oldest waiting one gives way."""
+        self._check_process()
+        while True:
+            try:
+                self._reports.put_nowait(report)
+                return
+            except queue.Full:
+                try:
+                    self._reports.get_nowait()
+                    self.num_dropped_reports += 1
+                except queue.Empty:
+                    continue
+
+    def plan_now(self, report: RoutingReport, *, layer: int, deadline: timedelta) -> PublishedPlan | None:
+        """Asks for a plan of one layer and waits until `deadline`; None when there is no answer.
+
+        While the planner is away it is not asked at all, so that a step never waits for many deadlines.
+        """
+        self._check_process()
+        if not (self._is_connected and self._session_id):
+            return None
+        request = pb.PlanNowRequest(
+            report=codec.encode_report(self._session_id, report), layer_indices=[layer]
+        )
+        try:
+            response = self._stub.PlanNow(request, timeout=deadline.total_seconds())
+            return self._decode(response.plan, [self._spec.layers[layer]])
+        except grpc.RpcError as error:
+            self._note_failure("PlanNow", error)
+        except ValueError as error:
+            self._note_rejected(error)
+        return None
+
+    def close(self) -> None:
+        """Says goodbye, waiting for at most a second, and ends the threads."""
+        if self._channel is None or os.getpid() != self._pid or self._stopping.is_set():
+            return
+        self._stopping.set()
+        self._reports_stop()
+        with self._lock:
+            if self._watch is not None:
+                self._watch.cancel()
+        if self._session_id is not None and self._is_connected:
+            try:
+                self._stub.CloseSession(pb.CloseSessionRequest(session_id=self._session_id), timeout=1.0)
+            except grpc.RpcError as error:
+                logger.info("no goodbye to the planner at %s: %s", self._address, _describe(error))
+        for thread in self._threads:
+            thread.join(timeout=_CALL_SECONDS + 1)
+        self._channel.close()
+
+    # The session thread.
+
+    def _keep_watching(self) -> None:
+        while not self._stopping.is_set():
+            try:
+                if self._open():
+                    self._follow()
+            except grpc.RpcError as error:
+                if not self._stopping.is_set():
+                    self._note_failure("connection", error)
+            self._stopping.wait(_RETRY_SECONDS)
+
+    def _open(self) -> bool:
+        """Opens the session; False when the planner refuses the job, in which case it is not asked again."""
+        try:
+            response = self._stub.OpenSession(codec.encode_session_spec(self._spec), timeout=_CALL_SECONDS)
+        except grpc.RpcError as error:
+            if error.code() not in _REFUSALS:
+                raise
+            self._refusal = error.details()
+            self._is_connected = False
+            self._stopping.set()
+            if self._opened.is_set():
+                logger.error("the planner refuses this job, training goes on without it: %s", self._refusal)
+            self._opened.set()
+            return False
+        self._session_id = response.session.session_id
+        self._note_success()
+        logger.info(
+            "session %s open at planner %s (release %s, epoch %s)",
+            self._session_id,
+            self._address,
+            response.session.planner_release,
+            response.session.planner_epoch,
+        )
+        if self._opened.is_set():
+            self.num_reconnects += 1
+        self._opened.set()
+        return True
+
+    def _follow(self) -> None:
+        call = self._stub.WatchPlans(pb.WatchPlansRequest(session_id=self._session_id))
+        with self._lock:
+            self._watch = call
+        for response in call:
+            if self._stopping.is_set():
+                return
+            try:
+                self._plan = self._decode(response.plan, self._spec.layers)
+            except ValueError as error:
+                self._note_rejected(error)
+
+    def _decode(self, message: pb.Plan, layers: Sequence[LayerSpec]) -> PublishedPlan:
+        """Reads a plan and checks it as a whole, before any of it is used.
+
+        Raises:
+            ValueError: if this group cannot carry it out.
+        """
+        topology = self._spec.topology
+        plan = codec.decode_plan(message, num_ranks=topology.num_ranks, num_slots=topology.max_slots)
+        if len(plan.guests_L) != len(layers):
+            raise ValueError(f"the plan has {len(plan.guests_L)} layers, expected {len(layers)}")
+        for layer, guests_RK in zip(layers, plan.guests_L, strict=True):
+            check_guests(guests_RK, home_E=layer.home_E, slots_R=topology.slots_R)
+        return plan
+
+    # The report thread.
+
+    def _send_reports(self) -> None:
+        while (report := self._reports.get()) is not None:
+            if self._session_id is None:
+                continue
+            try:
+                request = codec.encode_report(self._session_id, report)
+                response = self._stub.ReportRouting(request, timeout=_CALL_SECONDS)
+            except grpc.RpcError as error:
+                if self._stopping.is_set():
+                    return
+                if error.code() in _REFUSALS:
+                    logger.warning("the planner refuses a report: %s", error.details())
+                    continue
+                self._note_failure("ReportRouting", error)
+                if error.code() is grpc.StatusCode.NOT_FOUND:
+                    self._reopen()
+                continue
+            self._note_success()
+            self.is_paused = response.is_paused
+
+    def _reports_stop(self) -> None:
+        while True:
+            try:
+                self._reports.put_nowait(None)
+                return
+            except queue.Full:
+                try:
+                    self._reports.get_nowait()
+                except queue.Empty:
+                    continue
+
+    def _reopen(self) -> None:
+        """Ends the watch, so that the session thread opens a new session."""
+        with self._lock:
+            if self._watch is not None:
+                self._watch.cancel()
+
+    # Logged on change only.
+
+    def _note_success(self) -> None:
+        if not self._is_connected:
+            logger.info("the planner at %s answers", self._address)
+        self._is_connected = True
+
+    def _note_failure(self, what: str, error: grpc.RpcError) -> None:
+        if self._is_connected:
+            logger.warning(
+                "the planner at %s does not answer (%s): %s", self._address, what, _describe(error)
+            )
+        self._is_connected = False
+
+    def _note_rejected(self, error: ValueError) -> None:
+        self.num_rejected_plans += 1
+        logger.error("a plan of the planner at %s was refused, the last one stays: %s", self._address, error)
+
+    # Forks: a child, such as a data loader's worker, must neither use nor tear down the parent's connection.
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError(
+                "the agent belongs to the process that created it; a forked child cannot use it"
+            )
+
+    def _abandon_in_child(self) -> None:
+        # Dropping the last reference would run gRPC's clean-up, whose threads do not exist in the child.
+        _ABANDONED.append((self._channel, self._watch, self._stub))
+        self._channel = None
+
+
+_ABANDONED: list[object] = []
+
+
+def _describe(error: grpc.RpcError) -> str:
+    return f"{error.code().name}: {error.details()}"

@@ -1,0 +1,143 @@
+"""The guest slots of one rank: memory, and a state machine that keeps every buffer with one owner at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+
+from taot_client.expert_layout import ExpertLayout
+from taot_client.shipment import Shipment
+
+
+class SlotState(Enum):
+    """Where a slot is in its life: EMPTY -> RECEIVING -> READY -> IN_USE -> READY or EMPTY."""
+
+    EMPTY = "empty"
+    RECEIVING = "receiving"
+    READY = "ready"
+    IN_USE = "in use"
+
+
+@dataclass(eq=False)
+class Slot:
+    """Room for one guest. A plain buffer: never a parameter, never in a state dict."""
+
+    buffer: torch.Tensor
+    """Flat uint8 memory, laid out by `ExpertLayout`."""
+
+    state: SlotState = SlotState.EMPTY
+    expert: int = -1
+    """Who lives here; -1 when empty."""
+
+    weight_epoch: int = -1
+    """Whose weights they are; meaningful unless empty."""
+
+    shipment: Shipment | None = None
+    """The transfer that fills the slot."""
+
+    num_users: int = 0
+    """Micro-batches whose backward has yet to use the weights."""
+
+
+class SlotTable:
+    """The slots of one layer on this rank, allocated once."""
+
+    def __init__(self, *, num_slots: int, layout: ExpertLayout, device: torch.device, poison: bool) -> None:
+        self.layout = layout
+        self._poison = poison
+        self.slots = [
+            Slot(buffer=torch.zeros(layout.buffer_bytes, dtype=torch.uint8, device=device))
+            for _ in range(num_slots)
+        ]
+        for slot in self.slots:
+            self._fill_with_nan(slot)
+
+    def begin_receive(self, index: int, *, expert: int, weight_epoch: int) -> Slot:
+        """Gives a slot to an expert whose weights are about to arrive."""
+        slot = self.slots[index]
+        assert slot.num_users == 0, f"slot {index} is in use and cannot receive"
+        assert slot.state is not SlotState.RECEIVING, f"slot {index} is receiving already"
+        slot.state, slot.expert, slot.weight_epoch = SlotState.RECEIVING, expert, weight_epoch
+        return slot
+
+    def ready_bits(self, *, weight_epoch: int) -> int:
+        """One bit per slot that holds weights of this epoch. Never blocks."""
+        bits = 0
+        for index, slot in enumerate(self.slots):
+            self._settle(slot)
+            if slot.state in (SlotState.READY, SlotState.IN_USE) and slot.weight_epoch == weight_epoch:
+                bits |= 1 << index
+        return bits
+
+    def await_arrival(self, index: int, *, timeout_seconds: float) -> None:
+        """Waits for the weights on their way to a slot, if they still are.
+
+        Raises:
+            TransferError: if they do not come.
+        """
+        slot = self.slots[index]
+        if slot.state is SlotState.RECEIVING:
+            assert slot.shipment is not None, "a receiving slot has a shipment"
+            slot.shipment.wait(timeout_seconds)
+            slot.state = SlotState.READY
+
+    def weights(self, index: int, *, expert: int, weight_epoch: int) -> tuple[torch.Tensor, ...]:
+        """The weights of the guest in a slot, as views.
+
+        Raises:
+            RuntimeError: if what arrived is not what the plan says.
+        """
+        slot = self.slots[index]
+        assert slot.state in (SlotState.READY, SlotState.IN_USE), (
+            f"slot {index} is {slot.state.value}, not ready"
+        )
+        self._check_label(slot, expert=expert, weight_epoch=weight_epoch)
+        return self.layout.views(slot.buffer)
+
+    def acquire(self, index: int) -> None:
+        """Notes that one more micro-batch needs the slot's weights until its backward has ended."""
+        slot = self.slots[index]
+        slot.state = SlotState.IN_USE
+        slot.num_users += 1
+
+    def release(self, index: int) -> None:
+        """Ends one micro-batch's use."""
+        slot = self.slots[index]
+        assert slot.num_users > 0, f"slot {index} is not in use"
+        slot.num_users -= 1
+        if slot.num_users == 0:
+            slot.state = SlotState.READY
+
+    def clear(self) -> None:
+        """Empties every slot: the weights it holds belong to the past."""
+        for slot in self.slots:
+            assert slot.shipment is None or slot.shipment.is_done(), (
+                "a slot is emptied only after its receive"
+            )
+            slot.state, slot.expert, slot.weight_epoch = SlotState.EMPTY, -1, -1
+            slot.shipment, slot.num_users = None, 0
+            self._fill_with_nan(slot)
+
+    def _settle(self, slot: Slot) -> None:
+        if slot.state is SlotState.RECEIVING and slot.shipment is not None and slot.shipment.is_done():
+            slot.state = SlotState.READY
+
+    def _check_label(self, slot: Slot, *, expert: int, weight_epoch: int) -> None:
+        on_host = slot.buffer.device.type == "cpu"
+        if not (on_host or self._poison):
+            return  # reading it would stop the device
+        _, got_expert, got_epoch, checksum = self.layout.label(slot.buffer).tolist()
+        if (got_expert, got_epoch) != (expert, weight_epoch):
+            raise RuntimeError(
+                f"a guest slot holds expert {got_expert} of weight epoch {got_epoch},"
+                f" the plan says expert {expert} of epoch {weight_epoch}"
+            )
+        if checksum and checksum != self.layout.checksum(slot.buffer):
+            raise RuntimeError(f"the weights of guest expert {expert} changed between send and use")
+
+    def _fill_with_nan(self, slot: Slot) -> None:
+        if self._poison:
+            for view in self.layout.views(slot.buffer):
+                view.fill_(float("nan"))

@@ -1,0 +1,84 @@
+"""What a step did, for the training loop's own log and for people."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from taot_client.step_record import ModeReason, StepMode
+from taot_client.transfer_schedule import Move
+from taot_planning import Topology
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepSummary:
+    """One training step as seen by all ranks alike; imbalances are means over its micro-batches."""
+
+    step: int
+    """The step."""
+
+    mode: StepMode
+    """How placements were made."""
+
+    reason: ModeReason
+    """Why so."""
+
+    imbalance_static: Mapping[str, float]
+    """(max - mean) / mean of the ranks' load as plain expert parallelism would have had it, by layer."""
+
+    imbalance: Mapping[str, float]
+    """The same as it was; in observe mode, as the plan would have made it."""
+
+    guests_intra: int
+    """Guests moved within a node, over all layers and micro-batches."""
+
+    guests_inter: int
+    """Guests moved across nodes."""
+
+    weighted_cost: float
+    """Sum over moved guests of the cost of home -> guest rank, relative to the innermost level."""
+
+    fallbacks: Mapping[str, int]
+    """Passes through a layer that ran without guests that were wanted, by reason."""
+
+
+class StepTally:
+    """Adds up the passes of a step."""
+
+    def __init__(self) -> None:
+        self._static: dict[str, list[float]] = {}
+        self._achieved: dict[str, list[float]] = {}
+        self._guests = [0, 0]
+        self._cost = 0.0
+        self.fallbacks: dict[str, int] = {}
+
+    def add_pass(self, layer: str, *, static: float, achieved: float) -> None:
+        """Adds the imbalances of one pass through one layer."""
+        self._static.setdefault(layer, []).append(static)
+        self._achieved.setdefault(layer, []).append(achieved)
+
+    def add_moves(self, moves: Sequence[Move], topology: Topology) -> None:
+        """Adds guests that were sent to their slots."""
+        for move in moves:
+            self._guests[int(topology.nodes_R[move.home] != topology.nodes_R[move.rank])] += 1
+            self._cost += int(topology.cost_milli_RR[move.home, move.rank]) / 1000
+
+    def add_fallback(self, reason: str) -> None:
+        """Notes a pass that ran without guests that were wanted."""
+        self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
+
+    def summary(self, *, step: int, mode: StepMode, reason: ModeReason) -> StepSummary:
+        """What has been added so far."""
+        return StepSummary(
+            step=step,
+            mode=mode,
+            reason=reason,
+            imbalance_static={layer: float(np.mean(values)) for layer, values in self._static.items()},
+            imbalance={layer: float(np.mean(values)) for layer, values in self._achieved.items()},
+            guests_intra=self._guests[0],
+            guests_inter=self._guests[1],
+            weighted_cost=self._cost,
+            fallbacks=dict(self.fallbacks),
+        )
