@@ -1,0 +1,40 @@
+"""The planning algorithms, one module each, behind one signature."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import TypeAlias
+
+from taot_planning.algorithms import static, taot, taot_paper
+from taot_planning.layer_plan import LayerPlan
+from taot_planning.layer_problem import LayerProblem
+from taot_planning.load import imbalance, rank_loads
+from taot_planning.options import PPM, PlanningOptions
+
+Algorithm: TypeAlias = Callable[[LayerProblem, PlanningOptions], LayerPlan]
+"""Counts in, plan out. Deterministic: the same input gives the same plan on every machine."""
+
+ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
+    {
+        "static": static.plan,
+        "taot": taot.plan,
+        "taot-paper": taot_paper.plan,
+    }
+)
+"""Every algorithm by the name users select it with."""
+
+
+def plan_layer(problem: LayerProblem, *, algorithm: str = "taot", options: PlanningOptions | None = None) -> LayerPlan:
+    """Plans one layer.
+
+    Raises:
+        ValueError: if the algorithm is unknown; the message lists the known ones.
+    """
+    if algorithm not in ALGORITHMS:
+        raise ValueError(f"unknown algorithm {algorithm!r}: choose one of {', '.join(sorted(ALGORITHMS))}")
+    options = options or PlanningOptions()
+    before = imbalance(rank_loads(problem.counts_RE, problem.home_E))
+    if before * PPM <= options.min_imbalance_ppm:
+        return static.plan(problem, options)
+    return ALGORITHMS[algorithm](problem, options)

@@ -1,0 +1,146 @@
+"""The answer for one layer: which guests live where, and how many tokens of each source go to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from taot_planning.arrays import MAX_COUNT, IntArray, frozen_ints
+from taot_planning.assignment import assign_tokens
+from taot_planning.layer_problem import LayerProblem
+from taot_planning.load import imbalance, rank_loads
+
+EMPTY_SLOT = -1
+"""What `guests_RK` holds where a slot stays empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanStats:
+    """What a plan achieves on the counts it was made for."""
+
+    imbalance_before: float
+    """(max - mean) / mean of the ranks' load without guests."""
+
+    imbalance_after: float
+    """The same with the plan applied."""
+
+    intra_guests: int
+    """Guests whose home is in the same node."""
+
+    inter_guests: int
+    """Guests whose home is in another node."""
+
+    weighted_cost: float
+    """Sum over guests of the cost of home -> guest rank, relative to the innermost level."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerPlan:
+    """An immutable placement of guests with the split of the tokens it was made for."""
+
+    guests_RK: IntArray
+    """Expert in each guest slot, -1 where the slot is empty. Shape: [ranks, slots]."""
+
+    quota_SRK: IntArray
+    """Tokens of each source rank that go to each guest slot; the rest stays with the expert's home.
+    Shape: [source ranks, ranks, slots]."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "guests_RK", frozen_ints(self.guests_RK, name="guests", num_axes=2))
+        object.__setattr__(self, "quota_SRK", frozen_ints(self.quota_SRK, name="quotas", num_axes=3))
+
+    @property
+    def tokens_RK(self) -> IntArray:
+        """Tokens each guest takes over from its home, over all sources. Shape: [ranks, slots]."""
+        tokens_RK: IntArray = self.quota_SRK.sum(axis=0)
+        return tokens_RK
+
+    def loads_R(self, problem: LayerProblem) -> IntArray:
+        """Tokens each rank computes under this plan, home and guests together. Shape: [ranks]."""
+        loads_R = rank_loads(problem.counts_RE, problem.home_E)
+        tokens_RK = self.tokens_RK
+        ranks, slots = np.nonzero(self.guests_RK != EMPTY_SLOT)
+        np.add.at(loads_R, ranks, tokens_RK[ranks, slots])
+        np.subtract.at(loads_R, problem.home_E[self.guests_RK[ranks, slots]], tokens_RK[ranks, slots])
+        return loads_R
+
+    def stats(self, problem: LayerProblem) -> PlanStats:
+        """What the plan achieves on `problem`, the counts it was made for."""
+        ranks, slots = np.nonzero(self.guests_RK != EMPTY_SLOT)
+        homes_G = problem.home_E[self.guests_RK[ranks, slots]]
+        nodes_R = problem.topology.nodes_R
+        intra = int((nodes_R[homes_G] == nodes_R[ranks]).sum())
+        return PlanStats(
+            imbalance_before=imbalance(rank_loads(problem.counts_RE, problem.home_E)),
+            imbalance_after=imbalance(self.loads_R(problem)),
+            intra_guests=intra,
+            inter_guests=ranks.size - intra,
+            weighted_cost=int(problem.topology.cost_milli_RR[homes_G, ranks].sum()) / 1000,
+        )
+
+
+def plan_from_guests(problem: LayerProblem, guests_RK: IntArray) -> LayerPlan:
+    """Splits the tokens over a placement (see `assign_tokens`) and empties the slots that get none."""
+    quota_SRK = assign_tokens(problem, guests_RK)
+    used_RK = quota_SRK.any(axis=0)
+    return LayerPlan(guests_RK=np.where(used_RK, guests_RK, EMPTY_SLOT), quota_SRK=quota_SRK)
+
+
+def check_guests(guests_RK: IntArray, *, home_E: IntArray, slots_R: IntArray) -> None:
+    """Checks that a placement can be carried out at all; planner and agent both call this.
+
+    Raises:
+        ValueError: naming the rank and the rule that is broken: known experts only, in the rank's own slots,
+        no
+            expert twice on a rank, no guest on its own home.
+    """
+    shape = [slots_R.size, int(slots_R.max(initial=0))]
+    if list(guests_RK.shape) != shape:
+        raise ValueError(f"guests must be [ranks, slots] = {shape}, got {list(guests_RK.shape)}")
+    for rank, row_K in enumerate(guests_RK):
+        guests = row_K[row_K != EMPTY_SLOT].tolist()
+        if any(not 0 <= guest < home_E.size for guest in guests):
+            raise ValueError(f"rank {rank} holds guests {guests}, the experts are 0 to {home_E.size - 1}")
+        beyond = np.flatnonzero(row_K[slots_R[rank] :] != EMPTY_SLOT)
+        if beyond.size:
+            slot = int(slots_R[rank] + beyond[0])
+            raise ValueError(f"rank {rank} has {slots_R[rank]} guest slots, the plan uses its slot {slot}")
+        if len(set(guests)) != len(guests):
+            raise ValueError(f"rank {rank} holds one expert twice: guests {guests}")
+        at_home = [guest for guest in guests if home_E[guest] == rank]
+        if at_home:
+            raise ValueError(f"expert {at_home[0]} is a guest on rank {rank}, its own home")
+
+
+def check_plan(plan: LayerPlan, problem: LayerProblem) -> None:
+    """Checks every promise of a plan: `check_guests`, and every token computed exactly once.
+
+    Raises:
+        ValueError: naming what is broken and where.
+    """
+    check_guests(plan.guests_RK, home_E=problem.home_E, slots_R=problem.topology.slots_R)
+    num_ranks, num_slots = plan.guests_RK.shape
+    if plan.quota_SRK.shape != (num_ranks, num_ranks, num_slots):
+        raise ValueError(f"quotas must be [{num_ranks}, {num_ranks}, {num_slots}], got {list(plan.quota_SRK.shape)}")
+    if plan.quota_SRK.min(initial=0) < 0:
+        source, rank, slot = np.argwhere(plan.quota_SRK < 0)[0].tolist()
+        raise ValueError(f"source rank {source} sends a negative number of tokens to slot {slot} of rank {rank}")
+    if plan.quota_SRK.max(initial=0) > MAX_COUNT:
+        # Checked apart because sums of larger numbers could wrap around to a number that looks right.
+        source, rank, slot = np.argwhere(plan.quota_SRK > MAX_COUNT)[0].tolist()
+        raise ValueError(f"source rank {source} sends more than 2^31-1 tokens to slot {slot} of rank {rank}")
+    ranks, slots = np.nonzero(plan.guests_RK == EMPTY_SLOT)
+    to_empty = np.flatnonzero(plan.quota_SRK[:, ranks, slots].any(axis=0))
+    if to_empty.size:
+        raise ValueError(f"tokens go to slot {slots[to_empty[0]]} of rank {ranks[to_empty[0]]}, which is empty")
+    ranks, slots = np.nonzero(plan.guests_RK != EMPTY_SLOT)
+    sent_SE = np.zeros_like(problem.counts_RE)
+    for rank, slot in zip(ranks.tolist(), slots.tolist(), strict=True):
+        sent_SE[:, plan.guests_RK[rank, slot]] += plan.quota_SRK[:, rank, slot]
+    if (sent_SE > problem.counts_RE).any():
+        source, expert = np.argwhere(sent_SE > problem.counts_RE)[0].tolist()
+        raise ValueError(
+            f"source rank {source} has {problem.counts_RE[source, expert]} tokens for expert {expert},"
+            f" the plan sends {sent_SE[source, expert]} of them to guests"
+        )

@@ -1,0 +1,25 @@
+"""How to plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+PPM = 1_000_000
+"""Parts per million in one: ratios that ranks compute with are integers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanningOptions:
+    """What a plan should achieve. The published method (`taot-paper`) reads `min_imbalance_ppm` only."""
+
+    tolerance_ppm: int = 15_000
+    """Residual imbalance asked for, in parts per million of the mean load; ranks are filled up to it."""
+
+    min_imbalance_ppm: int = 0
+    """Layers whose imbalance is not above this are left alone, in parts per million."""
+
+    def __post_init__(self) -> None:
+        for name in ("tolerance_ppm", "min_imbalance_ppm"):
+            value = getattr(self, name)
+            if not 0 <= value <= 100 * PPM:
+                raise ValueError(f"{name} must be between 0 and {100 * PPM} (100 times the mean), got {value}")
