@@ -1,0 +1,1 @@
+"""The `taot` command line."""
