@@ -16,6 +16,7 @@ import logging
 import os
 import sysconfig
 import time
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, TextIO
@@ -57,7 +58,8 @@ class Block(nn.Module):
         query, key, value = heads.permute(2, 0, 3, 1, 4)
         attended = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x_BTD = x_BTD + self.out(attended.transpose(1, 2).reshape(batch, tokens, dim))
-        return x_BTD + self.moe(self.norm_experts(x_BTD))
+        mixed_BTD: torch.Tensor = x_BTD + self.moe(self.norm_experts(x_BTD))
+        return mixed_BTD
 
 
 class LanguageModel(nn.Module):
@@ -126,7 +128,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             training_job=args.job,
         ),
     )
-    log = StepLog(args.log if group.rank == 0 else None, agent)
+    log = StepLog(args.step_log if group.rank == 0 else None, agent)
     for step in range(args.steps):
         started = time.perf_counter()
         windows = sample_batch(text, args, step=step, rank=group.rank).to(device)
@@ -191,7 +193,7 @@ class StepLog:
             self._file.flush()
 
 
-def _mean(by_layer: Any) -> float:
+def _mean(by_layer: Mapping[str, float]) -> float:
     return sum(by_layer.values()) / max(len(by_layer), 1)
 
 
@@ -212,7 +214,7 @@ def parse_arguments() -> argparse.Namespace:
     training.add_argument("--learning-rate", type=float, default=1e-3)
     training.add_argument("--text-bytes", type=int, default=8_000_000)
     training.add_argument("--seed", type=int, default=0)
-    training.add_argument("--log", help="write one JSON line per step to this file instead of printing")
+    training.add_argument("--step-log", help="write one JSON line per step to this file instead of printing")
     balancing = parser.add_argument_group("balancing")
     balancing.add_argument("--planner", help="address of the planner service, host:port")
     balancing.add_argument("--plan-source", choices=["ahead", "inline", "blocking", "observe"])

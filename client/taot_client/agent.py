@@ -105,9 +105,7 @@ class Agent:
         state = self._state
         device = self._layers[0][1].experts.weights()[0].device
         state.weight_mover = make_mover(groups.weights, device=device, clock=state.clock, name="weights")
-        state.gradient_mover = make_mover(
-            groups.gradients, device=device, clock=state.clock, name="gradients"
-        )
+        state.gradient_mover = make_mover(groups.gradients, device=device, clock=state.clock, name="gradients")
         for index, (name, layer) in enumerate(self._layers):
             layout = expert_layout(layer)
             route = LayerRoute(rank=state.group.rank, layer=index, name=name, layout=layout, device=device)
@@ -247,9 +245,7 @@ class Agent:
     def _facts(self, group: ExpertParallelGroup) -> dict[str, object]:
         local = {"planner_address", "connect_timeout"}
         facts: dict[str, object] = {
-            f"options.{name}": str(value)
-            for name, value in asdict(self._options).items()
-            if name not in local
+            f"options.{name}": str(value) for name, value in asdict(self._options).items() if name not in local
         }
         facts["options.plan_source"] = self._options.effective_plan_source
         facts["TAOT_DISABLE"] = self._disabled

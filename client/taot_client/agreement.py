@@ -21,9 +21,7 @@ def check_agreement(group: dist.ProcessGroup, facts: Mapping[str, object], *, si
     Raises:
         ValueError: on every rank, naming the first field that differs and what each rank has.
     """
-    gathered = [
-        json.loads(text) for text in all_gather_text(group, json.dumps(facts, sort_keys=True), size=size)
-    ]
+    gathered = [json.loads(text) for text in all_gather_text(group, json.dumps(facts, sort_keys=True), size=size)]
     for field in sorted({name for each in gathered for name in each}):
         values = [each.get(field, "<absent>") for each in gathered]
         if any(value != values[0] for value in values):

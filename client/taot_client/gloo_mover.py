@@ -19,8 +19,8 @@ PIECE_BYTES = 4 * 1024 * 1024
 class _Flight:
     """The works of one shipment; completed by a watcher thread, since gloo's own works do not tell."""
 
-    works: list[dist.Work]
     clock: TransferClock
+    works: list[dist.Work] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     error: RuntimeError | None = None
 
@@ -38,7 +38,7 @@ class _Flight:
             for work in self.works:
                 work.wait()
         except RuntimeError as error:
-            self.error = error
+            self.error = self.error or error
         finally:
             self.clock.arrive()
             self.ended.set()
@@ -63,17 +63,20 @@ class GlooMover:
             watcher.start()
 
     def post(self, shipments: list[Shipment]) -> None:
-        """Posts all receives before the first send: sends to a rank that is receiving already start at once."""
+        """Posts all receives before the first send: sends to a rank that is receiving already start at once.
+
+        What cannot be posted, since the peer has gone, fails when it is waited for.
+        """
         for shipment in sorted(shipments, key=lambda each: not each.is_receive):
             self._clock.depart()
-            flight = _Flight(works=[], clock=self._clock)
+            flight = _Flight(clock=self._clock)
             shipment.completion = flight
-            for piece in torch.split(shipment.buffer, PIECE_BYTES):
-                if shipment.is_receive:
-                    work = self._group.recv([piece], shipment.peer, shipment.tag)
-                else:
-                    work = self._group.send([piece], shipment.peer, shipment.tag)
-                flight.works.append(work)
+            transfer = self._group.recv if shipment.is_receive else self._group.send
+            try:
+                for piece in torch.split(shipment.buffer, PIECE_BYTES):
+                    flight.works.append(transfer([piece], shipment.peer, shipment.tag))
+            except RuntimeError as error:
+                flight.error = error
             self._posted.append(shipment)
             self._queues[shipment.is_receive].put(flight)
 

@@ -82,7 +82,10 @@ def agent_groups(group: ExpertParallelGroup, *, timeout: timedelta) -> AgentGrou
 
 def _new_group(ranks: Sequence[int], *, backend: str, timeout: timedelta) -> dist.ProcessGroup:
     # Only the members take part, so that groups of one job can start their agents independently.
-    return dist.new_group(list(ranks), backend=backend, timeout=timeout, use_local_synchronization=True)
+    group: dist.ProcessGroup = dist.new_group(
+        list(ranks), backend=backend, timeout=timeout, use_local_synchronization=True
+    )
+    return group
 
 
 def all_gather_host(group: dist.ProcessGroup, values: torch.Tensor, *, size: int) -> torch.Tensor:
@@ -96,7 +99,7 @@ def all_gather_text(group: dist.ProcessGroup, text: str, *, size: int) -> list[s
     """Gathers one string of any length per rank."""
     raw = text.encode()
     lengths = all_gather_host(group, torch.tensor([len(raw)]), size=size).flatten().tolist()
-    padded = torch.zeros(max(max(lengths), 1), dtype=torch.uint8)
+    padded = torch.zeros(max(*lengths, 1), dtype=torch.uint8)
     padded[: len(raw)] = torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else padded[:0]
     rows = all_gather_host(group, padded, size=size)
     return [bytes(row[:length].tolist()).decode() for row, length in zip(rows, lengths, strict=True)]

@@ -105,7 +105,7 @@ def enter_guests(
     """
     # The anchor makes the outputs part of the graph even where the tokens themselves need no gradient.
     anchor = torch.zeros((), requires_grad=True)
-    x_guest, *weights = _GuestEntry.apply(anchor, deliver, x_guest, *weights)
+    x_guest, *weights = _GuestEntry.apply(anchor, deliver, x_guest, *weights)  # type: ignore[no-untyped-call]
     return x_guest, tuple(weights)
 
 
@@ -113,9 +113,7 @@ class _HomeGate(torch.autograd.Function):
     """Identity on the home experts' weights; its backward adds what `collect` returns."""
 
     @staticmethod
-    def forward(
-        ctx: Any, collect: Callable[[], list[tuple[int, Weights]]], *weights: torch.Tensor
-    ) -> Weights:
+    def forward(ctx: Any, collect: Callable[[], list[tuple[int, Weights]]], *weights: torch.Tensor) -> Weights:
         ctx.collect = collect
         return tuple(weight.view_as(weight) for weight in weights)
 
@@ -132,7 +130,7 @@ def gate_weights(weights: Weights, *, collect: Callable[[], list[tuple[int, Weig
         weights: fused tensors whose first axis is the local expert.
         collect: called in backward; returns (local expert, gradients) per guest in the order of addition.
     """
-    gated: Weights = _HomeGate.apply(collect, *weights)
+    gated: Weights = _HomeGate.apply(collect, *weights)  # type: ignore[no-untyped-call]
     return gated
 
 

@@ -37,9 +37,7 @@ class _GateTicket:
 class LayerAgent:
     """The coordinator of one layer, on behalf of the agent."""
 
-    def __init__(
-        self, state: AgentState, layer: ExpertParallelMoE, route: LayerRoute, slots: SlotTable
-    ) -> None:
+    def __init__(self, state: AgentState, layer: ExpertParallelMoE, route: LayerRoute, slots: SlotTable) -> None:
         self.route = route
         self.slots = slots
         self.pins = PinnedPasses(layer=route.name)
@@ -228,9 +226,7 @@ class LayerAgent:
             if move.rank == self.route.rank:
                 # A receive that is under way ends before its slot gets another.
                 self.slots.await_arrival(move.slot, timeout_seconds=self._state.transfer_timeout_seconds)
-                slot = self.slots.begin_receive(
-                    move.slot, expert=move.expert, weight_epoch=self._state.weight_epoch
-                )
+                slot = self.slots.begin_receive(move.slot, expert=move.expert, weight_epoch=self._state.weight_epoch)
                 slot.shipment = self.route.weights(move, slot.buffer, step=self._state.step)
                 shipments.append(slot.shipment)
             elif move.home == self.route.rank:

@@ -43,9 +43,7 @@ class Leader:
         """Decides what `step` does. Logs when the reason changes."""
         view = PlannerView()
         if self.link is not None:
-            view = PlannerView(
-                is_connected=self.link.is_connected, is_paused=self.link.is_paused, plan=self.link.plan
-            )
+            view = PlannerView(is_connected=self.link.is_connected, is_paused=self.link.is_paused, plan=self.link.plan)
         mode, reason = choose_mode(self._options, view, step=step)
         if reason is not self._last_reason:
             logger.info("step %d: %s (%s)", step, mode.name.lower(), reason.name.lower())
@@ -73,6 +71,4 @@ class Leader:
 
     def _no_guests(self) -> IntArray:
         topology = self._spec.topology
-        return np.full(
-            (len(self._spec.layers), topology.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64
-        )
+        return np.full((len(self._spec.layers), topology.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64)

@@ -22,16 +22,19 @@ def find_layers(model: nn.Module) -> list[NamedLayer]:
     Raises:
         ValueError: if there is none; wrappers of the model are looked through.
     """
-    layers = [
-        (name, module) for name, module in model.named_modules() if isinstance(module, ExpertParallelMoE)
-    ]
+    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, ExpertParallelMoE)]
     if not layers:
         classes = sorted({type(module).__name__ for module in model.modules()})
         raise ValueError(
             f"no mixture-of-experts layer found: looked for {ExpertParallelMoE.__name__} among {', '.join(classes)};"
             " build the model's layers with it, or train this pipeline stage without an agent"
         )
-    return [(name.replace("_orig_mod.", "") or "moe", module) for name, module in layers]
+    return [(_without_wrappers(name) or "moe", module) for name, module in layers]
+
+
+def _without_wrappers(name: str) -> str:
+    # A compiled module keeps the original under this name; the layer is the same, compiled or not.
+    return ".".join(part for part in name.split(".") if part != "_orig_mod")
 
 
 def refuse_unsupported(layers: Sequence[NamedLayer]) -> None:
@@ -46,14 +49,10 @@ def refuse_unsupported(layers: Sequence[NamedLayer]) -> None:
         if layer.group != group:
             raise ValueError(f"layer {name!r} uses another expert-parallel group than {layers[0][0]!r}")
         if any(isinstance(weight, DTensor) for weight in weights):
-            raise ValueError(
-                f"layer {name!r}: expert weights sharded by FSDP or tensor parallelism are not supported"
-            )
+            raise ValueError(f"layer {name!r}: expert weights sharded by FSDP or tensor parallelism are not supported")
         odd = [weight.dtype for weight in weights if weight.dtype not in _DTYPES]
         if odd:
-            raise ValueError(
-                f"layer {name!r}: expert weights of {odd[0]} are not supported, use one of {_DTYPES}"
-            )
+            raise ValueError(f"layer {name!r}: expert weights of {odd[0]} are not supported, use one of {_DTYPES}")
         if any(hasattr(weight, "main_grad") for weight in weights):
             raise ValueError(f"layer {name!r}: gradients kept in `main_grad` are not supported, use `.grad`")
         if len({weight.requires_grad for weight in weights}) > 1:

@@ -26,14 +26,13 @@ from taot_planning.arrays import IntArray
 class Router(Protocol):
     """Chooses experts for tokens. Any module with this call will do."""
 
-    def __call__(
-        self, x_TD: torch.Tensor, experts_TK: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def __call__(self, x_TD: torch.Tensor, experts_TK: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns (weights, experts), both [tokens, choices].
 
         Ids outside the experts mark choices that do not count, such as those of padding tokens. When
         `experts_TK` is given (activation checkpointing recomputes the layer), the choice is repeated and only
-        the weights are computed.
+        the weights are computed. The choice itself needs no gradient: make it on detached scores, so that both
+        ways save the same tensors for backward, as non-reentrant checkpointing demands.
         """
 
 
@@ -45,13 +44,11 @@ class TopKRouter(nn.Module):
         self.top_k = top_k
         self.score = nn.Linear(dim, num_experts, bias=False)
 
-    def forward(
-        self, x_TD: torch.Tensor, experts_TK: torch.Tensor | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def forward(self, x_TD: torch.Tensor, experts_TK: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Router`."""
         scores_TE = self.score(x_TD).softmax(dim=-1)
         if experts_TK is None:
-            experts_TK = scores_TE.topk(self.top_k, dim=-1).indices
+            experts_TK = scores_TE.detach().topk(self.top_k, dim=-1).indices
         weights_TK = scores_TE.gather(1, experts_TK)
         return weights_TK / weights_TK.sum(dim=-1, keepdim=True), experts_TK
 
@@ -128,9 +125,7 @@ class ExpertParallelMoE(nn.Module):
             if home_E is None
             else np.asarray(home_E, dtype=np.int64)
         )
-        self.router = (
-            router if router is not None else TopKRouter(dim=dim, num_experts=num_experts, top_k=top_k)
-        )
+        self.router = router if router is not None else TopKRouter(dim=dim, num_experts=num_experts, top_k=top_k)
         self.experts = GatedExperts(
             dim=dim, hidden_dim=hidden_dim, experts=np.flatnonzero(self.home_E == group.rank), seed=seed
         )
@@ -173,9 +168,7 @@ class ExpertParallelMoE(nn.Module):
         )
         return received_ND, sent_order
 
-    def _compute(
-        self, received_ND: torch.Tensor, home_weights: Weights, layer_pass: LayerPass
-    ) -> torch.Tensor:
+    def _compute(self, received_ND: torch.Tensor, home_weights: Weights, layer_pass: LayerPass) -> torch.Tensor:
         """Applies home experts, then guests, to their tokens; rows stay in the order received."""
         layout = layer_pass.layout
         group_order = index_to_device(torch.from_numpy(layout.group_order), received_ND.device)
@@ -203,14 +196,11 @@ class ExpertParallelMoE(nn.Module):
             outputs.append(x_guest)
         return _ungroup(torch.cat(outputs), group_order)
 
-    def _combine(
-        self, returned_MD: torch.Tensor, sent_order: torch.Tensor, weights_TK: torch.Tensor
-    ) -> torch.Tensor:
+    def _combine(self, returned_MD: torch.Tensor, sent_order: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
         """Adds up the weighted outputs of each token in the order of its choices, wherever they were computed."""
-        num_tokens, num_choices = weights_TK.shape
-        pairs_PD = returned_MD.new_zeros(num_tokens * num_choices, returned_MD.shape[1])
-        pairs_PD = pairs_PD.index_copy(0, sent_order, returned_MD)
-        return (pairs_PD.view(num_tokens, num_choices, -1) * weights_TK[..., None]).sum(dim=1)
+        dim = returned_MD.shape[1]
+        pairs_PD = returned_MD.new_zeros(weights_TK.numel(), dim).index_copy(0, sent_order, returned_MD)
+        return (pairs_PD.view(*weights_TK.shape, dim) * weights_TK[..., None]).sum(dim=1)
 
 
 def _ungroup(grouped_ND: torch.Tensor, group_order: torch.Tensor) -> torch.Tensor:

@@ -23,7 +23,7 @@ class _Arrival:
     event: torch.cuda.Event
 
     def is_done(self) -> bool:
-        return self.event.query()
+        return bool(self.event.query())
 
     def wait(self, timeout_seconds: float) -> bool:
         # The stream waits, not the host: the process group's own watchdog bounds a transfer that never ends.

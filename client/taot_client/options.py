@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, get_args
@@ -75,9 +76,7 @@ class AgentOptions:
         if self.plan_source is not None and self.plan_source not in get_args(PlanSource):
             raise ValueError(f"plan_source must be one of {get_args(PlanSource)}, got {self.plan_source!r}")
         if self.planner_address is None and self.plan_source not in (None, "inline"):
-            raise ValueError(
-                f"plan_source {self.plan_source!r} needs a planner: set planner_address, or use 'inline'"
-            )
+            raise ValueError(f"plan_source {self.plan_source!r} needs a planner: set planner_address, or use 'inline'")
         if not timedelta(0) < self.plan_deadline < self.transfer_timeout < self.group_timeout:
             raise ValueError(
                 "the waits must form a ladder, plan_deadline < transfer_timeout < group_timeout, got"
@@ -85,6 +84,13 @@ class AgentOptions:
             )
         if self.num_slots < 0 or self.num_slots > MAX_SLOTS:
             raise ValueError(f"num_slots must be between 0 and {MAX_SLOTS}, got {self.num_slots}")
+        for name in ("tolerance", "min_imbalance"):
+            if not 0 <= getattr(self, name) <= 100:
+                raise ValueError(f"{name} must be between 0 and 100 times the mean load, got {getattr(self, name)}")
+        if self.ranks_per_node is not None and self.ranks_per_node < 1:
+            raise ValueError(f"ranks_per_node must be >= 1, or None for host names, got {self.ranks_per_node}")
+        if not 1 <= self.inter_node_cost < math.inf:
+            raise ValueError(f"inter_node_cost must be >= 1, the cost within a node, got {self.inter_node_cost}")
         if self.when_away not in ("inline", "none"):
             raise ValueError(f"when_away must be 'inline' or 'none', got {self.when_away!r}")
         if self.max_plan_age_steps < 1:

@@ -20,9 +20,7 @@ class PlainTally:
         self._step = -1
         self._tally = StepTally()
         for name, layer in layers:
-            layer.coordinator = PlainCoordinator(
-                layer.group, layer.home_E, on_pass=self._on_pass(name, layer.home_E)
-            )
+            layer.coordinator = PlainCoordinator(layer.group, layer.home_E, on_pass=self._on_pass(name, layer.home_E))
 
     def _on_pass(self, name: str, home_E: IntArray) -> Callable[[GatheredCounts], None]:
         def on_pass(gathered: GatheredCounts) -> None:

@@ -19,6 +19,7 @@ from taot_api import LayerSpec, PublishedPlan, RoutingReport, SessionSpec, codec
 from taot_api.v1 import planner_pb2 as pb
 from taot_api.v1 import planner_pb2_grpc
 from taot_client.environment import proxy_variables
+from taot_client.step_record import check_identity
 from taot_planning.layer_plan import check_guests
 
 logger = logging.getLogger(__name__)
@@ -123,9 +124,7 @@ class PlannerLink:
         self._check_process()
         if not (self._is_connected and self._session_id):
             return None
-        request = pb.PlanNowRequest(
-            report=codec.encode_report(self._session_id, report), layer_indices=[layer]
-        )
+        request = pb.PlanNowRequest(report=codec.encode_report(self._session_id, report), layer_indices=[layer])
         try:
             response = self._stub.PlanNow(request, timeout=deadline.total_seconds())
             return self._decode(response.plan, [self._spec.layers[layer]])
@@ -213,6 +212,7 @@ class PlannerLink:
         """
         topology = self._spec.topology
         plan = codec.decode_plan(message, num_ranks=topology.num_ranks, num_slots=topology.max_slots)
+        check_identity(plan.identity)
         if len(plan.guests_L) != len(layers):
             raise ValueError(f"the plan has {len(plan.guests_L)} layers, expected {len(layers)}")
         for layer, guests_RK in zip(layers, plan.guests_L, strict=True):
@@ -267,9 +267,7 @@ class PlannerLink:
 
     def _note_failure(self, what: str, error: grpc.RpcError) -> None:
         if self._is_connected:
-            logger.warning(
-                "the planner at %s does not answer (%s): %s", self._address, what, _describe(error)
-            )
+            logger.warning("the planner at %s does not answer (%s): %s", self._address, what, _describe(error))
         self._is_connected = False
 
     def _note_rejected(self, error: ValueError) -> None:
@@ -280,9 +278,7 @@ class PlannerLink:
 
     def _check_process(self) -> None:
         if os.getpid() != self._pid:
-            raise RuntimeError(
-                "the agent belongs to the process that created it; a forked child cannot use it"
-            )
+            raise RuntimeError("the agent belongs to the process that created it; a forked child cannot use it")
 
     def _abandon_in_child(self) -> None:
         # Dropping the last reference would run gRPC's clean-up, whose threads do not exist in the child.

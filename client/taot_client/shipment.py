@@ -75,9 +75,7 @@ class Shipment:
         except RuntimeError as error:
             raise TransferError(f"{self.cargo} {direction} rank {self.peer} failed: {error}") from error
         if not ended:
-            raise TransferError(
-                f"{self.cargo} {direction} rank {self.peer} did not end within {timeout_seconds:.1f} s"
-            )
+            raise TransferError(f"{self.cargo} {direction} rank {self.peer} did not end within {timeout_seconds:.1f} s")
 
 
 class Completion(Protocol):

@@ -48,8 +48,7 @@ class SlotTable:
         self.layout = layout
         self._poison = poison
         self.slots = [
-            Slot(buffer=torch.zeros(layout.buffer_bytes, dtype=torch.uint8, device=device))
-            for _ in range(num_slots)
+            Slot(buffer=torch.zeros(layout.buffer_bytes, dtype=torch.uint8, device=device)) for _ in range(num_slots)
         ]
         for slot in self.slots:
             self._fill_with_nan(slot)
@@ -90,9 +89,7 @@ class SlotTable:
             RuntimeError: if what arrived is not what the plan says.
         """
         slot = self.slots[index]
-        assert slot.state in (SlotState.READY, SlotState.IN_USE), (
-            f"slot {index} is {slot.state.value}, not ready"
-        )
+        assert slot.state in (SlotState.READY, SlotState.IN_USE), f"slot {index} is {slot.state.value}, not ready"
         self._check_label(slot, expert=expert, weight_epoch=weight_epoch)
         return self.layout.views(slot.buffer)
 
@@ -113,9 +110,7 @@ class SlotTable:
     def clear(self) -> None:
         """Empties every slot: the weights it holds belong to the past."""
         for slot in self.slots:
-            assert slot.shipment is None or slot.shipment.is_done(), (
-                "a slot is emptied only after its receive"
-            )
+            assert slot.shipment is None or slot.shipment.is_done(), "a slot is emptied only after its receive"
             slot.state, slot.expert, slot.weight_epoch = SlotState.EMPTY, -1, -1
             slot.shipment, slot.num_users = None, 0
             self._fill_with_nan(slot)
@@ -139,5 +134,6 @@ class SlotTable:
 
     def _fill_with_nan(self, slot: Slot) -> None:
         if self._poison:
-            for view in self.layout.views(slot.buffer):
+            # Behind autograd's back, as transfers write: a late backward is told by the agent what went wrong.
+            for view in self.layout.views(slot.buffer.data):
                 view.fill_(float("nan"))

@@ -17,9 +17,7 @@ LEADER = 0
 class StepControl:
     """The control group of one expert-parallel group. Every method is collective."""
 
-    def __init__(
-        self, control: dist.ProcessGroup, group: ExpertParallelGroup, *, shape: tuple[int, int, int]
-    ) -> None:
+    def __init__(self, control: dist.ProcessGroup, group: ExpertParallelGroup, *, shape: tuple[int, int, int]) -> None:
         """Prepares records of `shape` [layers, ranks, slots]."""
         self._control = control
         self._group = group

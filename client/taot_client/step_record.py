@@ -15,7 +15,10 @@ import numpy as np
 from taot_api import PlanIdentity
 from taot_planning.arrays import IntArray
 
-_HEAD = struct.Struct("<qqqq64s")
+MAX_EPOCH_BYTES = 64
+"""Room for the planner epoch of a plan, in UTF-8."""
+
+_HEAD = struct.Struct(f"<qqqq{MAX_EPOCH_BYTES}s")
 
 
 class StepMode(IntEnum):
@@ -80,12 +83,8 @@ class StepRecord:
         """Reads a record of a group with `shape` [layers, ranks, slots]."""
         step, mode, reason, version, epoch = _HEAD.unpack_from(data)
         guests = np.frombuffer(data, dtype="<i4", offset=_HEAD.size).reshape(shape).astype(np.int64)
-        identity = (
-            PlanIdentity(planner_epoch=epoch.rstrip(b"\0").decode(), version=version) if version else None
-        )
-        return cls(
-            step=step, mode=StepMode(mode), reason=ModeReason(reason), guests_LRK=guests, identity=identity
-        )
+        identity = PlanIdentity(planner_epoch=epoch.rstrip(b"\0").decode(), version=version) if version else None
+        return cls(step=step, mode=StepMode(mode), reason=ModeReason(reason), guests_LRK=guests, identity=identity)
 
     @staticmethod
     def num_bytes(shape: tuple[int, int, int]) -> int:
@@ -98,3 +97,16 @@ def record_digest(data: bytes) -> int:
     """64 bits of SHA-256 as a signed integer: what ranks compare before they act on a record."""
     (digest,) = struct.unpack_from("<q", hashlib.sha256(data).digest())
     return int(digest)
+
+
+def check_identity(identity: PlanIdentity) -> None:
+    """Checks that a record can carry the identity of a plan, before any record does.
+
+    Raises:
+        ValueError: saying what is wrong with it.
+    """
+    epoch, version = identity.planner_epoch, identity.version
+    if not 1 <= len(epoch.encode()) <= MAX_EPOCH_BYTES or "\0" in epoch:
+        raise ValueError(f"a planner epoch must be 1 to {MAX_EPOCH_BYTES} bytes of text, got {epoch[:200]!r}")
+    if not 1 <= version < 2**63:
+        raise ValueError(f"a plan's version must be between 1 and 2^63-1, got {version}")

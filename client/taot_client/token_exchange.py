@@ -47,5 +47,5 @@ def exchange_rows(
 
     Collective. Ranks without rows take part with zeros.
     """
-    exchanged: torch.Tensor = _AllToAll.apply(rows_ND, group, send_splits, receive_splits)
+    exchanged: torch.Tensor = _AllToAll.apply(rows_ND, group, send_splits, receive_splits)  # type: ignore[no-untyped-call]
     return exchanged

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numba
 import numpy as np
 
-from taot_planning.arrays import IntArray
+from taot_planning.arrays import IntArray, read_only
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,8 +57,10 @@ def lay_out_tokens(
         guests_RK: expert in each guest slot, -1 where empty. Shape: [ranks, slots].
         quota_SRK: tokens of each source rank for each guest slot. Shape: [ranks, ranks, slots].
     """
-    send_order, send_splits_R = _lay_out_sending(rank, counts_SE, home_E, guests_RK, quota_SRK)
-    group_order, received_SC = _lay_out_receiving(rank, counts_SE, home_E, guests_RK, quota_SRK)
+    # Read-only arrays all: the kernels are compiled once, not again for every caller in the middle of a step.
+    arrays = read_only(counts_SE), read_only(home_E), read_only(guests_RK), read_only(quota_SRK)
+    send_order, send_splits_R = _lay_out_sending(rank, *arrays)
+    group_order, received_SC = _lay_out_receiving(rank, *arrays)
     return TokenLayout(
         send_order=send_order,
         send_splits=send_splits_R.tolist(),
@@ -69,7 +71,7 @@ def lay_out_tokens(
     )
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _at_home(counts_SE: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> IntArray:
     """Tokens of each source that stay with the expert's home. Shape: [sources, experts]."""
     num_ranks, num_slots = guests_RK.shape
@@ -82,7 +84,7 @@ def _at_home(counts_SE: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> I
     return at_home_SE
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _lay_out_sending(
     rank: int, counts_SE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray
 ) -> tuple[IntArray, IntArray]:
@@ -117,7 +119,7 @@ def _lay_out_sending(
     return order, splits_R
 
 
-@numba.njit(cache=True, nogil=True)  # type: ignore[untyped-decorator]
+@numba.njit(cache=True, nogil=True)
 def _lay_out_receiving(
     rank: int, counts_SE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray
 ) -> tuple[IntArray, IntArray]:

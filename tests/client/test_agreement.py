@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import pytest
+from rank_threads import Rank, run_ranks
+
+from taot_client.agreement import check_agreement
+from taot_client.groups import all_gather_text
+
+
+def refusals(facts_R: list[Mapping[str, object]]) -> list[str]:
+    """What every rank is told; empty where nothing was wrong."""
+
+    def body(rank: Rank) -> str:
+        try:
+            check_agreement(rank.group.counts, facts_R[rank.group.rank], size=rank.group.size)
+        except ValueError as error:
+            return str(error)
+        return ""
+
+    return run_ranks(len(facts_R), body)
+
+
+def test_equal_facts_pass_in_any_order() -> None:
+    facts = {"options.tolerance": "0.015", "layer moe homes": [0, 0, 1], "number of layers": 4, "none": None}
+    assert refusals([facts, dict(reversed(facts.items())), facts]) == ["", "", ""]
+
+
+def test_no_facts_pass() -> None:
+    assert refusals([{}, {}]) == ["", ""]
+
+
+def test_every_rank_is_told_the_field_and_what_each_rank_has() -> None:
+    common = {"options.tolerance": "0.015", "release": "1"}
+    told = refusals([common | {"layer moe experts": count} for count in (16, 16, 12)])
+    assert len(set(told)) == 1
+    assert "the ranks disagree about layer moe experts: rank 0: 16, rank 1: 16, rank 2: 12;" in told[0]
+    assert "start every rank with the same model and options" in told[0]
+    assert "tolerance" not in told[0]
+
+
+@pytest.mark.parametrize("odd_one", [0, 2])
+def test_a_field_that_one_rank_lacks_is_a_difference(odd_one: int) -> None:
+    facts_R: list[Mapping[str, object]] = [{"a": 1, "layer 5 experts": 8} for _ in range(3)]
+    facts_R[odd_one] = {"a": 1}
+    told = refusals(facts_R)
+    assert len(set(told)) == 1
+    assert "disagree about layer 5 experts" in told[0]
+    assert f"rank {odd_one}: '<absent>'" in told[0]
+
+
+def test_values_inside_lists_are_compared() -> None:
+    told = refusals([{"homes": [0, 0, 1]}, {"homes": [0, 1, 1]}])
+    assert told[0] == told[1]
+    assert "rank 0: [0, 0, 1], rank 1: [0, 1, 1]" in told[0]
+
+
+def test_texts_of_any_length_and_script_are_gathered() -> None:
+    texts = ["", "a\u00e9\u4e2d" * 1000, "\0\0", "x"]
+
+    def body(rank: Rank) -> list[str]:
+        return all_gather_text(rank.group.counts, texts[rank.group.rank], size=rank.group.size)
+
+    assert run_ranks(4, body) == [texts] * 4

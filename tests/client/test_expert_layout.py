@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from taot_client.expert_layout import ExpertLayout
+
+
+def bits(tensor: torch.Tensor) -> bytes:
+    return tensor.contiguous().flatten().view(torch.uint8).numpy().tobytes()
+
+
+def fused_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Random bit patterns: infinities, denormals, NaNs with payloads and negative zeros among them."""
+    num_bytes = torch.Size(shape).numel() * dtype.itemsize
+    generator = torch.Generator().manual_seed(num_bytes)
+    return torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=generator).view(dtype).view(shape)
+
+
+MIXTURES = {
+    "fp32": [((3, 8, 16), torch.float32), ((3, 16, 8), torch.float32)],
+    "fp64": [((2, 3, 5), torch.float64)],
+    "bf16 of odd size": [((4, 3, 1), torch.bfloat16), ((4, 7), torch.bfloat16), ((4, 1), torch.bfloat16)],
+    "fp64, fp32 and bf16": [
+        ((2, 5, 3), torch.bfloat16),
+        ((2, 3, 3), torch.float64),
+        ((2, 1), torch.float32),
+        ((2, 13), torch.float64),
+    ],
+    "scalars": [((3,), torch.bfloat16), ((3,), torch.float64)],
+    "nothing in one tensor": [((3, 0, 4), torch.float32), ((3, 2), torch.float64)],
+}
+
+
+@pytest.mark.parametrize("mixture", MIXTURES.values(), ids=MIXTURES.keys())
+def test_an_expert_comes_out_as_it_went_in(mixture: list[tuple[tuple[int, ...], torch.dtype]]) -> None:
+    fused = [fused_tensor(shape, dtype) for shape, dtype in mixture]
+    layout = ExpertLayout.of(fused)
+    for local in range(fused[0].shape[0]):
+        views = layout.views(layout.pack([tensor[local] for tensor in fused], label=(0, local, 0)))
+        for view, tensor in zip(views, fused, strict=True):
+            assert (view.shape, view.dtype) == (tensor.shape[1:], tensor.dtype)
+            assert bits(view) == bits(tensor[local])
+
+
+def test_transposed_and_sliced_weights_are_packed_in_logical_order() -> None:
+    base = fused_tensor((3, 10, 12), torch.float32)
+    transposed, sliced = base.transpose(1, 2), base[:, 1::3, 2:9:2]
+    assert not transposed.is_contiguous()
+    assert not sliced.is_contiguous()
+    layout = ExpertLayout.of([transposed, sliced])
+    buffer = layout.pack([transposed[1], sliced[1]], label=(0, 0, 0))
+    for view, original in zip(layout.views(buffer), (transposed[1], sliced[1]), strict=True):
+        assert view.is_contiguous()
+        assert view.shape == original.shape
+        for index in range(original.shape[0]):
+            assert bits(view[index]) == b"".join(bits(each[None]) for each in original[index])
+
+
+def test_views_write_through_to_the_buffer_and_do_not_overlap() -> None:
+    fused = [fused_tensor((1, 3), torch.bfloat16), fused_tensor((1, 5), torch.float64)]
+    layout = ExpertLayout.of(fused)
+    buffer = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
+    first, second = layout.views(buffer)
+    first.fill_(1.0)
+    second.fill_(2.0)
+    layout.label(buffer).copy_(torch.tensor([7, 8, 9, 10]))
+    assert first.tolist() == [1.0] * 3
+    assert second.tolist() == [2.0] * 5
+    assert layout.label(buffer).tolist() == [7, 8, 9, 10]
+
+
+def test_every_tensor_and_the_label_begin_where_wide_loads_may() -> None:
+    fused = [fused_tensor(shape, dtype) for shape, dtype in MIXTURES["fp64, fp32 and bf16"]]
+    layout = ExpertLayout.of(fused)
+    buffer = layout.pack([tensor[0] for tensor in fused], label=(0, 0, 0))
+    for view in (*layout.views(buffer), layout.label(buffer)):
+        assert (view.data_ptr() - buffer.data_ptr()) % 16 == 0
+
+
+def test_the_size_counts_the_content_and_the_buffer_the_label_too() -> None:
+    layout = ExpertLayout.of([torch.zeros(4, 16, 8), torch.zeros(4, 8, 16)])
+    assert layout.size_bytes == 2 * 16 * 8 * 4
+    assert layout.buffer_bytes == layout.size_bytes + 4 * 8
+
+
+def test_the_label_says_layer_expert_and_weight_epoch() -> None:
+    layout = ExpertLayout.of([torch.zeros(1, 3)])
+    buffer = layout.pack([torch.ones(3)], label=(12, 2**40, -1))
+    assert layout.label(buffer).tolist() == [12, 2**40, -1, 0]
+
+
+def test_packing_leaves_the_weights_and_their_graph_alone() -> None:
+    weight = torch.nn.Parameter(fused_tensor((2, 3, 4), torch.float32))
+    before = bits(weight.detach())
+    buffer = ExpertLayout.of([weight]).pack([weight[1]], label=(0, 1, 0))
+    buffer.fill_(0)
+    assert bits(weight.detach()) == before
+    assert not buffer.requires_grad
+
+
+def test_the_checksum_notices_any_flipped_bit() -> None:
+    layout = ExpertLayout.of([fused_tensor((1, 3), torch.bfloat16), fused_tensor((1, 2), torch.float64)])
+    buffer = layout.pack([fused_tensor((3,), torch.bfloat16), torch.zeros(2).double()], label=(0, 0, 0))
+    taken = layout.checksum(buffer)
+    for position in range(layout.size_bytes):
+        for bit in range(8):
+            buffer[position] ^= 1 << bit
+            assert layout.checksum(buffer) != taken, f"bit {bit} of byte {position}"
+            buffer[position] ^= 1 << bit
+    assert layout.checksum(buffer) == taken
+
+
+def test_the_checksum_travels_in_the_label_and_is_never_zero() -> None:
+    layout = ExpertLayout.of([torch.zeros(1, 4)])
+    zeros = layout.pack([torch.zeros(4)], label=(0, 0, 0), with_checksum=True)
+    assert layout.label(zeros)[3].item() != 0
+    ones = layout.pack([torch.ones(4)], label=(0, 0, 0), with_checksum=True)
+    assert layout.label(ones)[3].item() == layout.checksum(ones)
+    # The label is not part of the content.
+    layout.label(ones)[:3] = 5
+    assert layout.label(ones)[3].item() == layout.checksum(ones)

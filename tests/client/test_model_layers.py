@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from rank_threads import Rank, run_ranks
+from torch import nn
+
+from taot_client import ExpertParallelGroup, ExpertParallelMoE
+from taot_client.model_layers import describe_layer, expert_layout, find_layers, refuse_unsupported
+
+T = TypeVar("T")
+
+
+def with_group(body: Callable[[ExpertParallelGroup], T]) -> T:
+    """Runs `body` on a group of one rank."""
+
+    def on_rank(rank: Rank) -> T:
+        return body(rank.group)
+
+    return run_ranks(1, on_rank)[0]
+
+
+def make_layer(group: ExpertParallelGroup, **changes: Any) -> ExpertParallelMoE:
+    return ExpertParallelMoE(**{"dim": 4, "hidden_dim": 6, "num_experts": 3, "top_k": 2, "group": group, **changes})
+
+
+class Block(nn.Module):
+    """A transformer block as the agent sees it."""
+
+    def __init__(self, feed_forward: nn.Module) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(4)
+        self.feed_forward = feed_forward
+
+
+class Wrapper(nn.Module):
+    """What data-parallel wrappers look like from outside."""
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.module = module
+
+
+# Finding layers.
+
+
+def test_layers_are_found_in_the_order_of_the_model_dense_layers_left_out() -> None:
+    def body(group: ExpertParallelGroup) -> None:
+        first, second = make_layer(group), make_layer(group)
+        model = nn.Sequential(Block(nn.Linear(4, 4)), Block(first), Block(nn.Linear(4, 4)), Block(second))
+        assert find_layers(model) == [("1.feed_forward", first), ("3.feed_forward", second)]
+
+    with_group(body)
+
+
+def test_wrappers_are_looked_through() -> None:
+    def body(group: ExpertParallelGroup) -> None:
+        layer = make_layer(group)
+        assert find_layers(Wrapper(nn.Sequential(Block(layer)))) == [("module.0.feed_forward", layer)]
+        assert find_layers(nn.Sequential(Wrapper(Wrapper(layer)))) == [("0.module.module", layer)]
+
+    with_group(body)
+
+
+def test_compiled_modules_are_looked_through_and_leave_no_trace_in_the_name() -> None:
+    def body(group: ExpertParallelGroup) -> None:
+        # Wrapping alone compiles nothing.
+        layer = make_layer(group)
+        whole: Any = torch.compile(nn.Sequential(Block(layer)), backend="eager")
+        assert type(whole).__name__ == "OptimizedModule"
+        assert find_layers(whole) == [("0.feed_forward", layer)]
+        compiled_layer: Any = torch.compile(layer, backend="eager")
+        assert find_layers(nn.Sequential(Block(compiled_layer))) == [("0.feed_forward", layer)]
+        assert find_layers(compiled_layer) == find_layers(layer) == [("moe", layer)]
+
+    with_group(body)
+
+
+def test_a_model_without_layers_is_told_what_was_looked_for_and_what_is_there() -> None:
+    with pytest.raises(ValueError, match="no mixture-of-experts layer found") as refusal:
+        find_layers(Wrapper(nn.Sequential(Block(nn.Linear(4, 4)))))
+    for name in ("ExpertParallelMoE", "Wrapper", "Sequential", "Block", "LayerNorm", "Linear"):
+        assert name in str(refusal.value)
+
+
+# Refusing what is not supported.
+
+
+def refusal_of(spoil: Callable[[ExpertParallelMoE], object]) -> str:
+    """What the agent says to a model whose second layer has been spoilt."""
+
+    def body(group: ExpertParallelGroup) -> str:
+        model = nn.Sequential(make_layer(group), make_layer(group))
+        refuse_unsupported(find_layers(model))
+        spoil(model[1])  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="layer '1'") as refusal:
+            refuse_unsupported(find_layers(model))
+        return str(refusal.value)
+
+    return with_group(body)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_floating_point_weights_are_accepted_trained_or_not(dtype: torch.dtype) -> None:
+    def body(group: ExpertParallelGroup) -> None:
+        refuse_unsupported(find_layers(make_layer(group).to(dtype)))
+        refuse_unsupported(find_layers(make_layer(group).to(dtype).requires_grad_(False)))
+
+    with_group(body)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.int8], ids=str)
+def test_other_dtypes_are_refused_by_name(dtype: torch.dtype) -> None:
+    def spoil(layer: ExpertParallelMoE) -> None:
+        weight = layer.experts.w_up
+        layer.experts.w_up = nn.Parameter(torch.zeros(weight.shape).to(dtype), requires_grad=False)
+
+    message = refusal_of(spoil)
+    assert f"expert weights of {dtype} are not supported" in message
+    assert "torch.bfloat16" in message
+
+
+def test_gradients_kept_elsewhere_are_refused_by_name() -> None:
+    message = refusal_of(lambda layer: setattr(layer.experts.w_down, "main_grad", torch.zeros(1)))
+    assert "`main_grad` are not supported, use `.grad`" in message
+
+
+def test_experts_trained_in_part_are_refused() -> None:
+    message = refusal_of(lambda layer: layer.experts.w_gate.requires_grad_(False))
+    assert "training only some tensors of an expert is not supported" in message
+
+
+def test_layers_of_two_groups_are_refused() -> None:
+    def body(rank: Rank) -> str:
+        other = ExpertParallelGroup(rank=0, size=1, tokens=rank.agent_groups.weights, counts=rank.agent_groups.control)
+        layers = find_layers(nn.Sequential(make_layer(rank.group), make_layer(other)))
+        with pytest.raises(ValueError, match="layer '1' uses another expert-parallel group than '0'") as refusal:
+            refuse_unsupported(layers)
+        return str(refusal.value)
+
+    assert run_ranks(1, body)
+
+
+# Describing layers, which ranks compare.
+
+
+def describe_with(**changes: Any) -> dict[str, object]:
+    return with_group(lambda group: describe_layer("a", make_layer(group, **changes)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "field"),
+    [
+        ({"num_experts": 4}, "experts"),
+        ({"top_k": 1}, "top_k"),
+        ({"dim": 5}, "shapes"),
+        ({"hidden_dim": 7}, "shapes"),
+    ],
+    ids=["experts", "top_k", "dim", "hidden_dim"],
+)
+def test_layers_that_differ_are_described_differently(changes: dict[str, Any], field: str) -> None:
+    assert describe_with(**changes)[field] != describe_with()[field]
+    assert describe_with() == describe_with(seed=5), "the values of the weights are their own"
+
+
+def test_homes_dtypes_and_training_are_described() -> None:
+    def body(group: ExpertParallelGroup) -> list[dict[str, object]]:
+        frozen = make_layer(group).requires_grad_(False)
+        return [describe_layer("a", each) for each in (make_layer(group), make_layer(group).bfloat16(), frozen)]
+
+    plain, narrow, frozen = with_group(body)
+    assert plain["homes"] == [0, 0, 0]
+    assert plain["dtypes"] != narrow["dtypes"]
+    assert (plain["trained"], frozen["trained"]) == (True, False)
+
+
+def test_the_shape_described_is_that_of_one_expert_however_many_are_local() -> None:
+    def body(rank: Rank) -> dict[str, object]:
+        # Rank 0 owns one expert, rank 1 three, rank 2 none.
+        return describe_layer("a", make_layer(rank.group, num_experts=4, home_E=[1, 0, 1, 1]))
+
+    first, second, third = run_ranks(3, body)
+    assert first == second == third
+
+
+def test_the_layout_is_that_of_one_expert() -> None:
+    def body(group: ExpertParallelGroup) -> None:
+        layout = expert_layout(make_layer(group))
+        assert layout.size_bytes == 3 * 4 * 6 * 4
+        assert [tuple(shape) for shape in layout.shapes] == [(4, 6), (4, 6), (6, 4)]
+
+    with_group(body)

@@ -1,0 +1,138 @@
+"""What the agent must not touch: parameters, checkpoints, evaluation."""
+
+from __future__ import annotations
+
+import io
+
+import pytest
+import torch
+from rank_threads import Rank, run_ranks
+from tiny_moe import TinyConfig, TinyMoE, batch, loss_of
+
+from taot_client import Agent, AgentOptions
+from taot_client import layer_agent as layer_agent_module
+from taot_client.slot_table import SlotState
+
+CONFIG = TinyConfig()
+
+
+def options(**changes) -> AgentOptions:
+    return AgentOptions(**{"ranks_per_node": 1, "debug": True, "plan_source": "inline", **changes})
+
+
+def step(agent: Agent, model: TinyMoE, rank: Rank, index: int) -> None:
+    agent.begin_step()
+    loss_of(model(batch(CONFIG, step=index, rank=rank.group.rank))).backward()
+    agent.end_step()
+
+
+def test_guests_are_neither_parameters_nor_state_and_checkpoints_load_without_the_agent():
+    def body(rank: Rank) -> None:
+        plain = TinyMoE(CONFIG, rank.group)
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, options(), groups=rank.agent_groups)
+        step(agent, model, rank, 0)
+        assert [name for name, _ in model.named_parameters()] == [name for name, _ in plain.named_parameters()]
+        assert not list(model.buffers())
+        assert model.state_dict().keys() == plain.state_dict().keys()
+        saved = io.BytesIO()
+        torch.save(model.state_dict(), saved)
+        saved.seek(0)
+        plain.load_state_dict(torch.load(saved, weights_only=True))
+        optimizer = torch.optim.AdamW(model.parameters())
+        assert len(optimizer.param_groups[0]["params"]) == len(list(plain.parameters()))
+        agent.close()
+
+    run_ranks(2, body)
+
+
+def test_evaluation_counts_nothing_and_changes_no_plan(monkeypatch):
+    noted = []
+    real = layer_agent_module.LayerAgent._admit_new
+    monkeypatch.setattr(
+        layer_agent_module.LayerAgent, "_admit_new", lambda self, e: noted.append(self.route.name) or real(self, e)
+    )
+
+    def body(rank: Rank) -> None:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, options(), groups=rank.agent_groups)
+        agent.begin_step()
+        loss_of(model(batch(CONFIG, step=0, rank=rank.group.rank))).backward()
+        before = [layer.resident_RK.copy() for layer in agent._state.layers]
+        model.eval()
+        with torch.no_grad():
+            evaluated = model(batch(CONFIG, step=9, rank=rank.group.rank))
+        model.train()
+        summary = agent.end_step()
+        assert all((now.resident_RK == was).all() for now, was in zip(agent._state.layers, before, strict=True))
+        agent.close()
+        model.eval()
+        with torch.no_grad():
+            again = model(batch(CONFIG, step=9, rank=rank.group.rank))
+        assert torch.equal(evaluated, again)
+        assert all(len(each) == CONFIG.num_layers for each in (summary.imbalance, summary.imbalance_static))
+
+    run_ranks(2, body)
+    assert len(noted) == 2 * CONFIG.num_layers  # two ranks, one training forward
+
+
+def test_a_forward_before_the_first_step_says_what_to_do():
+    def body(rank: Rank) -> None:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, options(), groups=rank.agent_groups)
+        with pytest.raises(RuntimeError, match="agent.begin_step"):
+            model(batch(CONFIG, step=0, rank=rank.group.rank))
+        agent.close()
+
+    run_ranks(2, body)
+
+
+def test_an_exception_between_forward_and_backward_leaves_the_agent_usable():
+    def body(rank: Rank) -> None:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, options(), groups=rank.agent_groups)
+        agent.begin_step()
+        model(batch(CONFIG, step=0, rank=rank.group.rank))  # its backward never runs
+        for index in range(1, 3):
+            step(agent, model, rank, index)
+        agent.close()
+
+    run_ranks(2, body)
+
+
+def test_poisoned_free_slots_never_reach_the_loss_and_memory_is_allocated_once():
+    def body(rank: Rank) -> list[SlotState]:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, options(), groups=rank.agent_groups)
+        slots = [slot for layer in agent._state.layers for slot in layer.slots.slots]
+        addresses = [slot.buffer.data_ptr() for slot in slots]
+        layout = agent._state.layers[0].route.layout
+        for index in range(3):
+            assert all(torch.isnan(layout.views(slot.buffer)[0]).all() for slot in slots if slot.expert < 0)
+            agent.begin_step()
+            loss = loss_of(model(batch(CONFIG, step=index, rank=rank.group.rank)))
+            assert torch.isfinite(loss)
+            loss.backward()
+            agent.end_step()
+        assert [slot.buffer.data_ptr() for slot in slots] == addresses
+        agent.close()
+        return [slot.state for slot in slots]
+
+    assert SlotState.READY in sum(run_ranks(2, body), [])
+
+
+def test_switched_off_by_the_environment_training_is_plain_and_still_summarised(monkeypatch):
+    monkeypatch.setenv("TAOT_DISABLE", "1")
+
+    def body(rank: Rank) -> None:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, options(), groups=rank.agent_groups)
+        agent.begin_step()
+        loss_of(model(batch(CONFIG, step=0, rank=rank.group.rank))).backward()
+        summary = agent.end_step()
+        assert (summary.guests_intra, summary.guests_inter, summary.reason.name) == (0, 0, "DISABLED")
+        assert summary.imbalance == summary.imbalance_static
+        assert min(summary.imbalance.values()) > 0
+        agent.close()
+
+    run_ranks(2, body)

@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from taot_client.expert_layout import ExpertLayout
+from taot_client.shipment import Cargo, Shipment, TransferError
+from taot_client.slot_table import SlotState, SlotTable
+
+FUSED = (torch.arange(24.0).view(2, 3, 4), torch.arange(10, dtype=torch.bfloat16).view(2, 5))
+LAYOUT = ExpertLayout.of(FUSED)
+LAYER = 3
+
+
+class Arrival:
+    """Ends when the test says so: the test's own hand instead of a network."""
+
+    def __init__(self) -> None:
+        self.has_ended = False
+
+    def is_done(self) -> bool:
+        return self.has_ended
+
+    def wait(self, timeout_seconds: float) -> bool:
+        del timeout_seconds
+        return self.has_ended
+
+
+def make_table(*, num_slots: int = 3, poison: bool = False) -> SlotTable:
+    return SlotTable(num_slots=num_slots, layout=LAYOUT, device=torch.device("cpu"), poison=poison)
+
+
+def packed(expert: int, *, weight_epoch: int, with_checksum: bool = False) -> torch.Tensor:
+    tensors = [fused[expert % 2] for fused in FUSED]
+    return LAYOUT.pack(tensors, label=(LAYER, expert, weight_epoch), with_checksum=with_checksum)
+
+
+def start_receiving(table: SlotTable, index: int, *, expert: int, weight_epoch: int) -> Arrival:
+    slot = table.begin_receive(index, expert=expert, weight_epoch=weight_epoch)
+    arrival = Arrival()
+    slot.shipment = Shipment(
+        cargo=Cargo(kind="weights", expert=expert, layer="moe", step=0),
+        peer=1,
+        tag=index,
+        buffer=slot.buffer,
+        is_receive=True,
+        completion=arrival,
+    )
+    return arrival
+
+
+def receive(table: SlotTable, index: int, *, expert: int, weight_epoch: int, with_checksum: bool = False) -> None:
+    arrival = start_receiving(table, index, expert=expert, weight_epoch=weight_epoch)
+    table.slots[index].buffer.copy_(packed(expert, weight_epoch=weight_epoch, with_checksum=with_checksum))
+    arrival.has_ended = True
+    table.await_arrival(index, timeout_seconds=1)
+
+
+def test_the_life_of_a_slot() -> None:
+    table = make_table()
+    slot = table.slots[1]
+    assert slot.state is SlotState.EMPTY
+    assert table.ready_bits(weight_epoch=4) == 0
+
+    arrival = start_receiving(table, 1, expert=7, weight_epoch=4)
+    assert (slot.state, slot.expert, slot.weight_epoch) == (SlotState.RECEIVING, 7, 4)
+    assert table.ready_bits(weight_epoch=4) == 0, "not there yet"
+
+    slot.buffer.copy_(packed(7, weight_epoch=4))
+    arrival.has_ended = True
+    assert table.ready_bits(weight_epoch=4) == 0b010
+    assert slot.state is SlotState.READY
+
+    weights = table.weights(1, expert=7, weight_epoch=4)
+    for view, fused in zip(weights, FUSED, strict=True):
+        assert torch.equal(view, fused[1])
+
+    table.acquire(1)
+    table.acquire(1)
+    assert slot.state is SlotState.IN_USE
+    assert table.ready_bits(weight_epoch=4) == 0b010, "in use is as good as ready"
+    table.release(1)
+    assert slot.state is SlotState.IN_USE, "another micro-batch needs it still"
+    table.release(1)
+    assert slot.state is SlotState.READY
+
+    table.clear()
+    assert (slot.state, slot.expert, slot.shipment) == (SlotState.EMPTY, -1, None)
+    assert table.ready_bits(weight_epoch=4) == 0
+
+
+def test_waiting_for_an_arrival_makes_the_slot_ready_and_bounds_the_wait() -> None:
+    table = make_table()
+    arrival = start_receiving(table, 0, expert=5, weight_epoch=0)
+    with pytest.raises(TransferError, match=r"weights of expert 5, layer 'moe', step 0 from rank 1"):
+        table.await_arrival(0, timeout_seconds=0.0)
+    assert table.slots[0].state is SlotState.RECEIVING
+    arrival.has_ended = True
+    table.await_arrival(0, timeout_seconds=0.0)
+    assert table.slots[0].state is SlotState.READY
+    table.await_arrival(0, timeout_seconds=0.0)
+    table.await_arrival(1, timeout_seconds=0.0)
+    assert table.slots[1].state is SlotState.EMPTY, "nothing was on its way there"
+
+
+def test_a_slot_in_use_cannot_receive() -> None:
+    table = make_table()
+    receive(table, 0, expert=1, weight_epoch=0)
+    table.acquire(0)
+    with pytest.raises(AssertionError, match="in use"):
+        table.begin_receive(0, expert=2, weight_epoch=0)
+    assert (table.slots[0].expert, table.slots[0].state) == (1, SlotState.IN_USE)
+    table.release(0)
+    assert table.begin_receive(0, expert=2, weight_epoch=0).expert == 2
+
+
+def test_a_receiving_slot_cannot_receive_another() -> None:
+    table = make_table()
+    start_receiving(table, 0, expert=1, weight_epoch=0)
+    with pytest.raises(AssertionError, match="receiving already"):
+        table.begin_receive(0, expert=2, weight_epoch=0)
+    assert table.slots[0].expert == 1
+
+
+def test_weights_of_another_epoch_are_not_ready() -> None:
+    table = make_table()
+    receive(table, 0, expert=1, weight_epoch=4)
+    receive(table, 1, expert=2, weight_epoch=5)
+    receive(table, 2, expert=3, weight_epoch=5)
+    table.acquire(2)
+    assert table.ready_bits(weight_epoch=4) == 0b001
+    assert table.ready_bits(weight_epoch=5) == 0b110
+    assert table.ready_bits(weight_epoch=6) == 0
+
+
+def test_every_slot_has_its_own_bit_up_to_the_largest_number() -> None:
+    table = make_table(num_slots=62)
+    for index in (0, 31, 61):
+        receive(table, index, expert=index, weight_epoch=0)
+    assert table.ready_bits(weight_epoch=0) == (1 << 61) | (1 << 31) | 1
+
+
+@pytest.mark.parametrize(("wanted", "epoch"), [(2, 4), (1, 5), (2, 5)], ids=["expert", "epoch", "both"])
+def test_what_arrived_must_be_what_the_plan_says(wanted: int, epoch: int) -> None:
+    table = make_table()
+    receive(table, 0, expert=1, weight_epoch=4)
+    told = f"holds expert 1 of weight epoch 4, the plan says expert {wanted} of epoch {epoch}"
+    with pytest.raises(RuntimeError, match=told):
+        table.weights(0, expert=wanted, weight_epoch=epoch)
+
+
+def test_the_label_that_arrived_counts_and_not_what_was_expected() -> None:
+    table = make_table()
+    arrival = start_receiving(table, 0, expert=1, weight_epoch=4)
+    table.slots[0].buffer.copy_(packed(9, weight_epoch=4))
+    arrival.has_ended = True
+    table.await_arrival(0, timeout_seconds=1)
+    with pytest.raises(RuntimeError, match="holds expert 9 of weight epoch 4, the plan says expert 1"):
+        table.weights(0, expert=1, weight_epoch=4)
+
+
+def test_weights_are_refused_before_they_have_arrived() -> None:
+    table = make_table()
+    with pytest.raises(AssertionError, match="empty, not ready"):
+        table.weights(0, expert=1, weight_epoch=0)
+    start_receiving(table, 0, expert=1, weight_epoch=0)
+    table.slots[0].buffer.copy_(packed(1, weight_epoch=0))
+    with pytest.raises(AssertionError, match="receiving, not ready"):
+        table.weights(0, expert=1, weight_epoch=0)
+
+
+def test_weights_that_changed_after_they_were_sent_are_refused() -> None:
+    table = make_table()
+    receive(table, 0, expert=1, weight_epoch=0, with_checksum=True)
+    view, _ = table.weights(0, expert=1, weight_epoch=0)
+    view[1, 2] += 1e-6
+    with pytest.raises(RuntimeError, match="weights of guest expert 1 changed between send and use"):
+        table.weights(0, expert=1, weight_epoch=0)
+
+
+def test_poisoned_slots_hold_nan_while_they_are_free() -> None:
+    table = make_table(poison=True)
+
+    def free_of_numbers() -> bool:
+        return all(view.isnan().all() for slot in table.slots for view in LAYOUT.views(slot.buffer))
+
+    assert free_of_numbers()
+    receive(table, 0, expert=1, weight_epoch=0)
+    assert not any(view.isnan().any() for view in table.weights(0, expert=1, weight_epoch=0))
+    table.clear()
+    assert free_of_numbers()
+
+
+def test_clearing_waits_for_nobody_and_so_refuses_while_a_receive_is_under_way() -> None:
+    table = make_table()
+    arrival = start_receiving(table, 0, expert=1, weight_epoch=0)
+    with pytest.raises(AssertionError, match="only after its receive"):
+        table.clear()
+    assert table.slots[0].state is SlotState.RECEIVING
+    arrival.has_ended = True
+    table.clear()
+    assert table.slots[0].state is SlotState.EMPTY
+
+
+def test_clearing_ends_the_use_by_micro_batches_that_were_given_up() -> None:
+    table = make_table()
+    receive(table, 0, expert=1, weight_epoch=0)
+    table.acquire(0)
+    table.clear()
+    assert table.begin_receive(0, expert=2, weight_epoch=1).num_users == 0
+
+
+def test_a_release_too_many_is_noticed() -> None:
+    table = make_table()
+    receive(table, 0, expert=1, weight_epoch=0)
+    with pytest.raises(AssertionError, match="not in use"):
+        table.release(0)
+
+
+def test_memory_is_allocated_once() -> None:
+    table = make_table(poison=True)
+    addresses = [slot.buffer.data_ptr() for slot in table.slots]
+    assert len(set(addresses)) == len(addresses)
+    for epoch in range(20):
+        for index in range(3):
+            receive(table, index, expert=epoch + index, weight_epoch=epoch)
+            first, _ = table.weights(index, expert=epoch + index, weight_epoch=epoch)
+            assert first.data_ptr() == addresses[index], "weights are views of the slot"
+        table.acquire(0)
+        table.release(0)
+        table.clear()
+    assert [slot.buffer.data_ptr() for slot in table.slots] == addresses

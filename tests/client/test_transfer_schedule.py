@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+from itertools import combinations
+
+import numpy as np
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from made_up_routing import random_guests, random_problem
+
+from taot_client.transfer_schedule import Move, align_guests, schedule_moves, tournament_round
+from taot_planning.arrays import IntArray
+
+
+@pytest.mark.parametrize("num_ranks", range(2, 10))
+def test_everybody_meets_everybody_once_and_one_peer_at_a_time(num_ranks: int) -> None:
+    pairs = list(combinations(range(num_ranks), 2))
+    pairs_in: dict[int, list[tuple[int, int]]] = {}
+    for a, b in pairs:
+        met = tournament_round(a, b, num_ranks=num_ranks)
+        assert met == tournament_round(b, a, num_ranks=num_ranks)
+        pairs_in.setdefault(met, []).append((a, b))
+    for met, playing in pairs_in.items():
+        ranks = [rank for pair in playing for rank in pair]
+        assert len(set(ranks)) == len(ranks), f"a rank meets two peers in round {met}: {playing}"
+    # No tournament of this many ranks can be shorter.
+    assert sorted(pairs_in) == list(range(num_ranks - 1 + num_ranks % 2))
+
+
+def placement_of(num_moves: int, seed: int) -> tuple[IntArray, IntArray]:
+    """Exactly `num_moves` guests in random slots, none at home and none twice on a rank, with uneven homes."""
+    rng = np.random.default_rng(seed)
+    num_ranks, num_experts = int(rng.integers(2, 10)), int(rng.integers(130, 200))
+    home_E = rng.integers(0, num_ranks, num_experts)
+    home_E[:2] = [0, 1]  # nobody is at home everywhere
+    per_rank = np.bincount(rng.integers(0, num_ranks, num_moves), minlength=num_ranks)
+    num_slots = int(per_rank.max()) + 2
+    guests_RK = np.full((num_ranks, num_slots), -1, dtype=np.int64)
+    for rank, wanted in enumerate(per_rank.tolist()):
+        away = np.flatnonzero(home_E != rank)
+        # More guests than experts only to make a long schedule: the schedule does not care.
+        guests = rng.choice(away, wanted, replace=bool(wanted > away.size))
+        guests_RK[rank, rng.permutation(num_slots)[:wanted]] = guests
+    return guests_RK, home_E
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_moves=st.integers(1, 1000), seed=st.integers(0, 2**32 - 1))
+@example(num_moves=1, seed=0)
+@example(num_moves=1000, seed=1)
+def test_every_guest_travels_once_from_its_home(num_moves: int, seed: int) -> None:
+    guests_RK, home_E = placement_of(num_moves, seed)
+    moves = schedule_moves(guests_RK, home_E)
+    assert len(moves) == num_moves
+    filled_RK = np.full_like(guests_RK, -1)
+    for move in moves:
+        assert filled_RK[move.rank, move.slot] == -1, f"a slot is filled twice: {move}"
+        filled_RK[move.rank, move.slot] = move.expert
+        assert move.home == home_E[move.expert]
+    np.testing.assert_array_equal(filled_RK, guests_RK)
+
+
+def operations_of(rank: int, moves: list[Move]) -> dict[int, list[tuple[str, Move]]]:
+    """What one rank posts, by peer, as it walks through the schedule."""
+    by_peer: dict[int, list[tuple[str, Move]]] = {}
+    for move in moves:
+        if move.home == rank:
+            by_peer.setdefault(move.rank, []).append(("send", move))
+        elif move.rank == rank:
+            by_peer.setdefault(move.home, []).append(("receive", move))
+    return by_peer
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_moves=st.integers(1, 1000), seed=st.integers(0, 2**32 - 1))
+def test_every_send_has_its_receive_in_the_same_place(num_moves: int, seed: int) -> None:
+    guests_RK, home_E = placement_of(num_moves, seed)
+    num_ranks = guests_RK.shape[0]
+    # Every rank makes the schedule by itself, from copies of its own.
+    posted = [operations_of(rank, schedule_moves(guests_RK.copy(), home_E.copy())) for rank in range(num_ranks)]
+    mirror = {"send": "receive", "receive": "send"}
+    num_operations = 0
+    for rank in range(num_ranks):
+        for peer, operations in posted[rank].items():
+            assert posted[peer][rank] == [(mirror[kind], move) for kind, move in operations]
+            num_operations += len(operations)
+    assert num_operations == 2 * num_moves
+
+
+@settings(max_examples=40, deadline=None)
+@given(num_moves=st.integers(1, 1000), seed=st.integers(0, 2**32 - 1))
+def test_a_rank_finishes_one_peer_before_the_next(num_moves: int, seed: int) -> None:
+    guests_RK, home_E = placement_of(num_moves, seed)
+    moves = schedule_moves(guests_RK, home_E)
+    for rank in range(guests_RK.shape[0]):
+        peers = [move.rank if move.home == rank else move.home for move in moves if rank in (move.home, move.rank)]
+        changes = [peer for index, peer in enumerate(peers) if index == 0 or peers[index - 1] != peer]
+        assert len(changes) == len(set(changes)), f"rank {rank} comes back to a peer: {changes}"
+
+
+def test_an_empty_placement_moves_nothing() -> None:
+    assert schedule_moves(np.full((3, 2), -1), np.array([0, 1, 2])) == []
+    assert schedule_moves(np.empty((3, 0), dtype=np.int64), np.array([0, 1, 2])) == []
+
+
+@settings(max_examples=200, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), drift=st.sampled_from([0.0, 0.3, 0.8]))
+def test_alignment_keeps_residents_in_place_and_loses_nobody(seed: int, drift: float) -> None:
+    problem = random_problem(seed)
+    rng = np.random.default_rng(seed)
+    resident_RK = random_guests(seed, problem)
+    wanted_RK = random_guests(seed + 1, problem)
+    # Some ranks want what they have, in another order.
+    for rank in np.flatnonzero(rng.random(problem.num_ranks) >= drift):
+        limit = problem.topology.slots_R[rank]
+        wanted_RK[rank, :limit] = rng.permutation(resident_RK[rank, :limit])
+    before = wanted_RK.copy(), resident_RK.copy()
+    aligned_RK = align_guests(wanted_RK, resident_RK)
+    np.testing.assert_array_equal(wanted_RK, before[0])
+    np.testing.assert_array_equal(resident_RK, before[1])
+    assert aligned_RK.shape == wanted_RK.shape
+    for rank, slots in enumerate(problem.topology.slots_R.tolist()):
+        wanted = sorted(wanted_RK[rank][wanted_RK[rank] >= 0].tolist())
+        assert sorted(aligned_RK[rank][aligned_RK[rank] >= 0].tolist()) == wanted
+        assert (aligned_RK[rank, slots:] == -1).all(), "a guest sits beyond the rank's slots"
+        for slot, resident in enumerate(resident_RK[rank].tolist()):
+            if resident in wanted:
+                assert aligned_RK[rank, slot] == resident, "a resident guest has moved"
+
+
+def test_alignment_by_hand() -> None:
+    wanted_RK = np.array([[5, 7, 9], [4, -1, -1], [1, 2, 3]])
+    resident_RK = np.array([[7, -1, 5], [-1, -1, 4], [-1, -1, -1]])
+    expected_RK = np.array([[7, 9, 5], [-1, -1, 4], [1, 2, 3]])
+    np.testing.assert_array_equal(align_guests(wanted_RK, resident_RK), expected_RK)
