@@ -10,7 +10,7 @@ from datetime import timedelta
 from typing import TypeVar
 
 import torch.distributed as dist
-from torch.distributed import PrefixStore, ProcessGroupGloo, TCPStore
+from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo
 
 from taot_client.groups import AgentGroups, ExpertParallelGroup
 
@@ -30,18 +30,17 @@ def run_ranks(num_ranks: int, body: Callable[[Rank], T], *, timeout_seconds: flo
 
     The first error of any rank is raised; others that follow from it are not shown.
     """
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = HashStore()
     results: list[T | None] = [None] * num_ranks
     errors: list[BaseException] = []
 
     def run(rank: int) -> None:
         try:
-            client = TCPStore("127.0.0.1", store.port, is_master=False)
-            make = lambda name: _gloo(client, name, rank, num_ranks, timeout_seconds)  # noqa: E731
+            make = lambda name: _gloo(store, name, rank, num_ranks, timeout_seconds)  # noqa: E731
             group = ExpertParallelGroup(rank=rank, size=num_ranks, tokens=make("tokens"), counts=make("counts"))
             agent_groups = AgentGroups(control=make("control"), weights=make("weights"), gradients=make("gradients"))
             results[rank] = body(Rank(group, agent_groups))
-        except BaseException as error:
+        except BaseException as error:  # noqa: BLE001 - the top of a thread
             errors.append(error)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(num_ranks)]
@@ -59,7 +58,7 @@ def run_ranks(num_ranks: int, body: Callable[[Rank], T], *, timeout_seconds: flo
     return results
 
 
-def _gloo(store: TCPStore, name: str, rank: int, size: int, timeout_seconds: float) -> dist.ProcessGroup:
+def _gloo(store: dist.Store, name: str, rank: int, size: int, timeout_seconds: float) -> dist.ProcessGroup:
     options = ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=timeout_seconds)
     options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]

@@ -18,6 +18,7 @@ from taot_client.moe_layer import GatedExperts
 class TinyConfig:
     num_layers: int = 3
     num_experts: int = 8
+    num_experts_by_layer: Sequence[int] = ()
     top_k: int = 2
     dim: int = 12
     hidden_dim: int = 20
@@ -27,6 +28,9 @@ class TinyConfig:
     router_of: Callable[[TinyConfig, int], nn.Module] | None = None
     learning_rate: float = 0.05
 
+    def experts_of(self, layer: int) -> int:
+        return self.num_experts_by_layer[layer] if self.num_experts_by_layer else self.num_experts
+
 
 class SkewedRouter(nn.Module):
     """A softmax router that likes the first experts; made from a generator of its own, since ranks are threads."""
@@ -35,8 +39,9 @@ class SkewedRouter(nn.Module):
         super().__init__()
         self.top_k = config.top_k
         generator = torch.Generator().manual_seed(1000 + layer)
-        weight = torch.randn(config.num_experts, config.dim, generator=generator)
-        weight[: max(1, config.num_experts // 4)] += 0.8
+        num_experts = config.experts_of(layer)
+        weight = torch.randn(num_experts, config.dim, generator=generator)
+        weight[: max(1, num_experts // 4)] += 0.8
         self.weight = nn.Parameter(weight)
 
     def forward(self, x_TD: torch.Tensor, experts_TK: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -72,7 +77,7 @@ class TinyMoE(nn.Module):
             ExpertParallelMoE(
                 dim=config.dim,
                 hidden_dim=config.hidden_dim,
-                num_experts=config.num_experts,
+                num_experts=config.experts_of(layer),
                 top_k=config.top_k,
                 group=group,
                 router=router_of(config, layer),
@@ -98,7 +103,7 @@ class DenseMoE(nn.Module):
         self.routers = nn.ModuleList(router_of(config, layer) for layer in range(config.num_layers))
         self.experts = nn.ModuleList(
             GatedExperts(
-                dim=config.dim, hidden_dim=config.hidden_dim, experts=np.arange(config.num_experts), seed=layer
+                dim=config.dim, hidden_dim=config.hidden_dim, experts=np.arange(config.experts_of(layer)), seed=layer
             )
             for layer in range(config.num_layers)
         )
@@ -169,7 +174,7 @@ def train_dense(config: TinyConfig, *, num_ranks: int, num_steps: int) -> Histor
             for name, parameter in model.routers[index].named_parameters():
                 gradients[f"{index}.router.{name}"] = parameter.grad.clone()
             for name, parameter in model.experts[index].named_parameters():
-                for expert in range(config.num_experts):
+                for expert in range(config.experts_of(index)):
                     gradients[f"{index}.{expert}.{name}"] = parameter.grad[expert].clone()
         history.losses.append(loss.item())
         history.gradients.append(gradients)
@@ -184,18 +189,23 @@ def train(
     *,
     num_steps: int,
     before_step: Callable[[Agent, int], None] = lambda agent, step: None,
+    at: Callable[[str, int], None] = lambda place, step: None,
 ) -> History:
-    """One rank of an expert-parallel run; without options there is no agent."""
+    """One rank of an expert-parallel run; without options there is no agent. `at` is called all over a step."""
     model, history = TinyMoE(config, rank.group), History()
     agent = Agent(model, options, groups=rank.agent_groups) if options is not None else None
     optimizer = torch.optim.SGD(model.parameters(), lr=config.learning_rate)
     for step in range(num_steps):
+        at("before step", step)
         if agent is not None:
             before_step(agent, step)
             agent.begin_step()
+        at("after begin", step)
         loss = loss_of(model(batch(config, step=step, rank=rank.group.rank)))
         optimizer.zero_grad()
+        at("before backward", step)
         loss.backward()
+        at("before end", step)
         if agent is not None:
             history.summaries.append(agent.end_step())
         sum_shared_gradients(model, rank)

@@ -174,8 +174,7 @@ def _decode_topology(message: pb.Topology) -> Topology:
     try:
         return Topology(
             levels=tuple(
-                Level(name=level.name, transfer_cost_milli=level.transfer_cost_milli)
-                for level in message.levels
+                Level(name=level.name, transfer_cost_milli=level.transfer_cost_milli) for level in message.levels
             ),
             domains_RV=np.array([entry.domains for entry in message.ranks], dtype=np.int64).reshape(
                 num_ranks, num_levels
@@ -301,17 +300,13 @@ def decode_plan(message: pb.Plan, *, num_ranks: int, num_slots: int) -> Publishe
         source_step=message.source_step,
         source_micro_batch=message.source_micro_batch,
         guests_L=tuple(
-            decode_tensor(
-                layer.guest_experts, shape=[num_ranks, num_slots], field=f"layers[{index}].guest_experts"
-            )
+            decode_tensor(layer.guest_experts, shape=[num_ranks, num_slots], field=f"layers[{index}].guest_experts")
             for index, layer in enumerate(message.layers)
         ),
         stats=_decode_stats(message.stats),
         layer_stats_L=tuple(_decode_stats(layer.stats) for layer in message.layers),
         quota_L=tuple(
-            _decode_quotas(
-                layer.token_quotas, num_ranks=num_ranks, num_slots=num_slots, field=f"layers[{index}]"
-            )
+            _decode_quotas(layer.token_quotas, num_ranks=num_ranks, num_slots=num_slots, field=f"layers[{index}]")
             for index, layer in enumerate(message.layers)
             if layer.HasField("token_quotas")
         ),

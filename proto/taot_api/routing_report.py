@@ -12,6 +12,20 @@ from taot_api.published_plan import PlanIdentity
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_planning.arrays import MAX_COUNT, IntArray
 
+FALLBACK_REASONS = frozenset(
+    {
+        "disabled",
+        "no_answer",
+        "no_plan_yet",
+        "not_arrived",
+        "paused",
+        "plan_too_old",
+        "planner_away",
+        "record_mismatch",
+    }
+)
+"""Reasons of fallbacks that the planner shows by name; it shows all others together as `other`."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankTelemetry:
@@ -33,7 +47,7 @@ class RankTelemetry:
     """Guest weights and gradients sent across nodes."""
 
     fallbacks: Mapping[str, int] = field(default_factory=dict)
-    """Layers that ran without a plan though one was wanted, by reason."""
+    """Layers that ran without a plan though one was wanted, by reason (see `FALLBACK_REASONS`)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -62,9 +76,7 @@ class RoutingReport:
     """One entry per rank, or none."""
 
 
-def check_report(
-    report: RoutingReport, spec: SessionSpec, *, layers: tuple[LayerSpec, ...] | None = None
-) -> None:
+def check_report(report: RoutingReport, spec: SessionSpec, *, layers: tuple[LayerSpec, ...] | None = None) -> None:
     """Judges a report by exact rules only; an unusual load is what the planner is for.
 
     Args:

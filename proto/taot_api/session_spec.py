@@ -110,6 +110,4 @@ class SessionSpec:
             try:
                 check_homes(layer.home_E, num_ranks=self.topology.num_ranks)
             except ValueError as error:
-                raise ContractError(
-                    Reason.INVALID_LAYER, str(error), field=f"layers[{index}].home_ranks"
-                ) from error
+                raise ContractError(Reason.INVALID_LAYER, str(error), field=f"layers[{index}].home_ranks") from error

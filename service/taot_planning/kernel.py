@@ -18,7 +18,13 @@ def kernel(function: _Function) -> _Function:
     or NumPy's float reductions, whose results depend on the CPU. They release the GIL, and are cached on
     disk.
 
+    Where no place for the cache can be written, each process compiles for itself.
+
     Call a kernel from Python or from kernels of its own file: the disk cache notices changes of one file, not of
     what it imports. For the same reason clear `__pycache__` after a change here.
     """
-    return cast(_Function, numba.njit(cache=True, nogil=True)(function))
+    try:
+        compiled = numba.njit(cache=True, nogil=True)(function)
+    except RuntimeError:  # numba: cannot cache function, no locator available
+        compiled = numba.njit(nogil=True)(function)
+    return cast(_Function, compiled)

@@ -1,0 +1,82 @@
+"""The gRPC server: planner, health and reflection on one port."""
+
+from __future__ import annotations
+
+import grpc.aio
+from grpc_health.v1 import health_pb2
+from grpc_health.v1._async import HealthServicer
+from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
+from grpc_reflection.v1alpha import reflection
+
+from taot_api.v1 import planner_pb2
+from taot_api.v1.planner_pb2_grpc import add_PlannerServiceServicer_to_server
+from taot_service.config import ServiceConfig
+from taot_service.listener import PortUnavailableError, join_address, listen
+from taot_service.planner import Planner
+from taot_service.servicer import PlannerServicer
+
+SERVICE_NAME = planner_pb2.DESCRIPTOR.services_by_name["PlannerService"].full_name
+HEALTH_NAMES = ("", SERVICE_NAME)
+
+
+class GrpcFront:
+    """One gRPC server on the running event loop."""
+
+    def __init__(self, planner: Planner, config: ServiceConfig) -> None:
+        self._config = config
+        self._health = HealthServicer()
+        self._server = grpc.aio.server(options=_channel_options(config))
+        add_PlannerServiceServicer_to_server(PlannerServicer(planner), self._server)
+        add_HealthServicer_to_server(self._health, self._server)
+        reflection.enable_server_reflection(
+            (SERVICE_NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server
+        )
+        self.port = 0
+        """The port that was taken."""
+
+    async def start(self) -> None:
+        """Takes the port and serves; health says NOT_SERVING.
+
+        Raises:
+            PortUnavailableError: when the port is taken.
+        """
+        host, port = self._config.host, self._config.grpc_port
+        # gRPC says little about a port it cannot have: a plain socket gives the cause.
+        listen(host, port, flag="--grpc-port").close()
+        try:
+            self.port = self._server.add_insecure_port(join_address(host, port))
+        except RuntimeError as error:
+            raise PortUnavailableError(f"cannot listen on {join_address(host, port)}: {error}") from error
+        await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
+        await self._server.start()
+
+    async def set_serving(self) -> None:
+        """Health says SERVING from now on."""
+        await self._set_health(health_pb2.HealthCheckResponse.SERVING)
+
+    async def begin_drain(self) -> None:
+        """Health says NOT_SERVING for good."""
+        await self._health.enter_graceful_shutdown()
+
+    async def stop(self) -> None:
+        """Refuses new calls, gives those in flight time to end, and releases the port."""
+        await self._server.stop(self._config.drain_seconds)
+
+    async def _set_health(self, status: int) -> None:
+        for name in HEALTH_NAMES:
+            await self._health.set(name, status)
+
+
+def _channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
+    return [
+        # Two planners must not share a port unnoticed.
+        ("grpc.so_reuseport", 0),
+        ("grpc.max_receive_message_length", config.max_message_bytes),
+        ("grpc.max_send_message_length", -1),
+        # A leader that vanished without a goodbye must not keep its session alive by an open watch.
+        ("grpc.keepalive_time_ms", 30_000),
+        ("grpc.keepalive_timeout_ms", 10_000),
+        ("grpc.keepalive_permit_without_calls", 1),
+        # Leaders may probe an idle connection this often.
+        ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
+    ]

@@ -1,0 +1,35 @@
+"""What a session may ask of this planner."""
+
+from __future__ import annotations
+
+from taot_api.contract_error import ContractError, Reason
+from taot_api.session_spec import SessionSpec
+from taot_service.config import ServiceConfig
+
+
+def check_limits(spec: SessionSpec, config: ServiceConfig) -> None:
+    """Checks the sizes of a session before anything is allocated for it.
+
+    Raises:
+        ContractError: LIMIT_EXCEEDED, naming the field, both numbers and the flag that raises the limit.
+    """
+    topology = spec.topology
+    _check(topology.num_ranks, config.max_ranks, flag="--max-ranks", field="topology.ranks")
+    for rank, slots in enumerate(topology.slots_R.tolist()):
+        _check(slots, config.max_slots, flag="--max-slots", field=f"topology.ranks[{rank}].slot_count")
+    _check(len(spec.layers), config.max_layers, flag="--max-layers", field="layers")
+    for index, layer in enumerate(spec.layers):
+        field = f"layers[{index}].expert_count"
+        _check(layer.num_experts, config.max_experts, flag="--max-experts", field=field)
+    entries = len(spec.layers) * topology.num_ranks**2 * topology.max_slots
+    _check(entries, config.max_plan_entries, flag="--max-plan-entries", field="layers")
+
+
+def _check(got: int, limit: int, *, flag: str, field: str) -> None:
+    if got > limit:
+        raise ContractError(
+            Reason.LIMIT_EXCEEDED,
+            f"this planner allows at most {limit}, got {got}: start it with a larger {flag}",
+            field=field,
+            metadata={"limit": str(limit), "got": str(got), "flag": flag},
+        )

@@ -1,0 +1,85 @@
+"""The plans of one session, for whoever watches: always the newest, never one after a newer one.
+
+Lives on the event loop. It holds one plan however slow its readers are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from taot_api.contract_error import ContractError
+from taot_api.published_plan import PublishedPlan
+
+
+class PlanFeed:
+    """Hands the newest plan to any number of readers."""
+
+    def __init__(self) -> None:
+        self._newest: PublishedPlan | None = None
+        self._end: ContractError | None = None
+        self._subscriptions: set[PlanSubscription] = set()
+
+    def publish(self, plan: PublishedPlan) -> None:
+        """Supersedes the plan before. Versions must grow."""
+        assert self._newest is None or plan.identity.version > self._newest.identity.version
+        self._newest = plan
+        self._wake_all()
+
+    def end(self, error: ContractError) -> None:
+        """Ends every reader, now and later, with `error`."""
+        self._end = error
+        self._wake_all()
+
+    def subscribe(self, *, after_version: int) -> PlanSubscription:
+        """Starts to read; nothing published from now on is missed unless it is superseded."""
+        subscription = PlanSubscription(self, after_version=after_version)
+        self._subscriptions.add(subscription)
+        return subscription
+
+    def unsubscribe(self, subscription: PlanSubscription) -> None:
+        """Called by a subscription that closes."""
+        self._subscriptions.discard(subscription)
+
+    def newer_than(self, version: int) -> PublishedPlan | None:
+        """The newest plan if it is newer than `version`.
+
+        Raises:
+            ContractError: when the feed has ended.
+        """
+        if self._end is not None:
+            raise self._end
+        if self._newest is None or self._newest.identity.version <= version:
+            return None
+        return self._newest
+
+    def _wake_all(self) -> None:
+        for subscription in self._subscriptions:
+            subscription.changed.set()
+
+
+class PlanSubscription:
+    """One reader's place in a feed."""
+
+    def __init__(self, feed: PlanFeed, *, after_version: int) -> None:
+        self.changed = asyncio.Event()
+        """Set by the feed when there may be something to read."""
+        self._feed = feed
+        self._version = after_version
+
+    def close(self) -> None:
+        """Stops to read."""
+        self._feed.unsubscribe(self)
+
+    async def next_plan(self) -> PublishedPlan:
+        """Waits for a plan newer than the last one.
+
+        Raises:
+            ContractError: when the feed has ended.
+        """
+        while True:
+            self.changed.clear()
+            plan = self._feed.newer_than(self._version)
+            if plan is not None:
+                self._version = plan.identity.version
+                return plan
+            await self.changed.wait()

@@ -1,0 +1,220 @@
+"""The planner of one process: joins the sessions, the solver threads, the feeds and the metrics.
+
+Lives on one event loop. Decisions are the sessions'; this module reads clocks, moves work and tells people.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+
+from taot_api.contract_error import ContractError, Reason
+from taot_api.published_plan import PublishedPlan
+from taot_api.routing_report import RoutingReport
+from taot_api.session_spec import LayerSpec, SessionSpec
+from taot_planning import __version__
+from taot_service.config import ServiceConfig
+from taot_service.limits import check_limits
+from taot_service.metrics import ServiceMetrics
+from taot_service.plan_feed import PlanFeed, PlanSubscription
+from taot_service.planning_work import PlanningWork, SolvedPlan, SolverFailure
+from taot_service.session import ReportOutcome, Session
+from taot_service.session_book import EndReason, SessionBook
+from taot_service.solver_pool import SolverPool
+
+logger = logging.getLogger(__name__)
+
+
+class Planner:
+    """Everything behind the two front ends."""
+
+    def __init__(self, config: ServiceConfig) -> None:
+        self.config = config
+        self.metrics = ServiceMetrics(release=__version__)
+        self.is_warm = False
+        self.is_draining = False
+        self._book = SessionBook(
+            planner_epoch=uuid.uuid4().hex,
+            lease_seconds=config.lease_seconds,
+            max_sessions=config.max_sessions,
+        )
+        self._feeds: dict[str, PlanFeed] = {}
+        self._pool = SolverPool(
+            num_threads=config.solver_threads, take_work=self._book.take_work, on_done=self._finish_work
+        )
+
+    @property
+    def planner_epoch(self) -> str:
+        """Identifies this life of the process."""
+        return self._book.planner_epoch
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether callers should be sent here."""
+        return self.is_warm and not self.is_draining
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """Open sessions."""
+        return self._book.sessions
+
+    async def warm_up(self) -> None:
+        """Compiles the kernels in a solver thread."""
+        start = time.monotonic()
+        await self._pool.warm_up()
+        self.is_warm = True
+        logger.info("warm after %.1f s", time.monotonic() - start)
+
+    def open_session(self, spec: SessionSpec) -> Session:
+        """Opens a session, or returns the one of the same incarnation."""
+        self._refuse_when_draining()
+        check_limits(spec, self.config)
+        self.expire_sessions()
+        decision = self._book.open(
+            spec, session_id=uuid.uuid4().hex, create_time_seconds=time.time(), now_seconds=time.monotonic()
+        )
+        session = decision.session
+        if decision.replaced is not None:
+            self._forget(decision.replaced, EndReason.REPLACED)
+        if session.session_id not in self._feeds:
+            self._feeds[session.session_id] = PlanFeed()
+            self.metrics.sessions.set(len(self._book.sessions))
+        logger.info(
+            "session %s of job %s group %s incarnation %s: %s, %s ranks, %s layers, algorithm %s, client %s",
+            session.session_id,
+            spec.training_job,
+            spec.group,
+            spec.incarnation,
+            decision.outcome.value,
+            spec.topology.num_ranks,
+            len(spec.layers),
+            spec.algorithm,
+            ascii(spec.client_release[:64]),
+        )
+        return session
+
+    def find_session(self, session_id: str) -> Session:
+        """The open session of that id; any call keeps it alive."""
+        return self._book.find(session_id, now_seconds=time.monotonic())
+
+    def accept_report(self, session: Session, report: RoutingReport) -> None:
+        """Takes a checked report; its plan follows in the background."""
+        self._refuse_when_draining()
+        decision = self._book.accept_report(session.session_id, report, now_seconds=time.monotonic())
+        self.metrics.reports.labels(decision.outcome.value).inc()
+        if decision.has_superseded:
+            self.metrics.plans.labels("superseded").inc()
+        if decision.outcome is not ReportOutcome.REPEATED:
+            self.metrics.observe_telemetry(session.spec, report)
+        self._pool.wake()
+
+    async def plan_now(
+        self,
+        session: Session,
+        report: RoutingReport,
+        *,
+        layers: tuple[LayerSpec, ...],
+        timeout_seconds: float,
+    ) -> PublishedPlan:
+        """Plans a checked report for a caller that waits, with token quotas; nothing is kept.
+
+        Raises:
+            ContractError: when there is no plan in time.
+        """
+        self._refuse_when_draining()
+        work = PlanningWork(
+            session_id=session.session_id,
+            spec=session.spec,
+            layers=layers,
+            report=report,
+            arrival_seconds=time.monotonic(),
+        )
+        try:
+            result = await asyncio.wait_for(self._pool.solve_now(work), timeout_seconds)
+        except asyncio.TimeoutError:
+            self.metrics.plans.labels("abandoned").inc()
+            message = f"no plan within the {timeout_seconds:.3f} s that the caller gave: go on without"
+            raise ContractError(Reason.DEADLINE_EXCEEDED, message) from None
+        except asyncio.CancelledError:
+            self.metrics.plans.labels("abandoned").inc()
+            raise
+        if isinstance(result, SolverFailure):
+            self.metrics.plans.labels("failed").inc()
+            raise ContractError(Reason.PLANNING_FAILED, f"planning failed ({result.message}): go on without a plan")
+        self.metrics.plans.labels("answered").inc()
+        self.metrics.planning_seconds.observe(result.stats.planning_seconds)
+        return self._book.publish(work, result, create_time_seconds=time.time())
+
+    def subscribe(self, session: Session, *, after_version: int) -> PlanSubscription:
+        """Starts to watch a session, which stays alive meanwhile; `unsubscribe` must follow."""
+        self._refuse_when_draining()
+        subscription = self._feeds[session.session_id].subscribe(after_version=after_version)
+        session.num_watches += 1
+        return subscription
+
+    def unsubscribe(self, session: Session, subscription: PlanSubscription) -> None:
+        """Stops to watch a session."""
+        session.num_watches -= 1
+        session.seen_seconds = time.monotonic()
+        subscription.close()
+
+    def close_session(self, session_id: str) -> None:
+        """Ends a session if it is open."""
+        session = self._book.close(session_id)
+        if session is not None:
+            self._forget(session, EndReason.CLOSED)
+
+    def expire_sessions(self) -> None:
+        """Ends the sessions whose lease has run out."""
+        for session in self._book.expire(now_seconds=time.monotonic()):
+            self._forget(session, EndReason.EXPIRED)
+
+    def begin_drain(self) -> None:
+        """Refuses new work and ends all watches; calls in flight go on."""
+        self.is_draining = True
+        for feed in self._feeds.values():
+            feed.end(_shutting_down())
+
+    async def close(self) -> bool:
+        """Stops the solver threads; False when one of them is still busy."""
+        return await self._pool.close(timeout_seconds=self.config.drain_seconds)
+
+    def _finish_work(self, work: PlanningWork, result: SolvedPlan | SolverFailure) -> None:
+        if isinstance(result, SolverFailure):
+            self.metrics.plans.labels("abandoned" if result.is_abandoned else "failed").inc()
+            self._book.give_up(work)
+            return
+        plan = self._book.install(work, result, create_time_seconds=time.time())
+        if isinstance(plan, EndReason):
+            self.metrics.plans.labels("session_ended").inc()
+            return
+        self.metrics.plans.labels("installed").inc()
+        self.metrics.planning_seconds.observe(result.stats.planning_seconds)
+        self.metrics.report_to_plan_seconds.observe(time.monotonic() - work.arrival_seconds)
+        self.metrics.observe_plan(work.spec, result)
+        if not self.is_draining:
+            self._feeds[work.session_id].publish(plan)
+
+    def _forget(self, session: Session, reason: EndReason) -> None:
+        self._feeds.pop(session.session_id).end(self._book.missing(session.session_id))
+        self.metrics.forget(session.spec)
+        self.metrics.sessions.set(len(self._book.sessions))
+        logger.info(
+            "session %s of job %s group %s %s after %s reports and %s plans",
+            session.session_id,
+            session.spec.training_job,
+            session.spec.group,
+            reason.value,
+            session.num_reports,
+            session.num_plans,
+        )
+
+    def _refuse_when_draining(self) -> None:
+        if self.is_draining:
+            raise _shutting_down()
+
+
+def _shutting_down() -> ContractError:
+    return ContractError(Reason.SHUTTING_DOWN, "this planner is shutting down: go on without a plan and try again")

@@ -1,0 +1,171 @@
+"""The gRPC front end: messages in, messages out. Thin; decisions are the planner's."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from typing import Any, TypeAlias, TypeVar
+
+import grpc
+import grpc.aio
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+
+from taot_api.codec import decode_report, decode_session_spec, encode_identity, encode_plan
+from taot_api.contract_error import ContractError, Reason
+from taot_api.routing_report import check_report
+from taot_api.session_spec import LayerSpec, SessionSpec
+from taot_api.v1 import planner_pb2 as pb
+from taot_api.v1 import planner_pb2_grpc
+from taot_planning import __version__
+from taot_service.planner import Planner
+from taot_service.refusal import refusal_of
+from taot_service.session import Session
+
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+Answer = TypeVar("Answer")
+
+
+class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
+    """Implements taot_api.v1.PlannerService."""
+
+    def __init__(self, planner: Planner) -> None:
+        self._planner = planner
+
+    async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
+        """Opens the session of one group."""
+        return await _answer(context, lambda: self._open_session(request))
+
+    async def ReportRouting(self, request: pb.ReportRoutingRequest, context: Context) -> pb.ReportRoutingResponse:
+        """Takes a report; its plan follows in the background."""
+        return await _answer(context, lambda: self._report_routing(request))
+
+    async def PlanNow(self, request: pb.PlanNowRequest, context: Context) -> pb.PlanNowResponse:
+        """Plans while the caller waits."""
+        try:
+            return await self._plan_now(request, timeout_seconds=_time_remaining(context))
+        except ContractError as error:
+            return await context.abort(*refusal_of(error))
+
+    async def WatchPlans(self, request: pb.WatchPlansRequest, context: Context) -> AsyncIterator[pb.WatchPlansResponse]:
+        """Streams plans until the session ends."""
+        try:
+            session = self._planner.find_session(request.session_id)
+            subscription = self._planner.subscribe(session, after_version=request.after_version)
+        except ContractError as error:
+            await context.abort(*refusal_of(error))
+        try:
+            while True:
+                plan = await subscription.next_plan()
+                yield pb.WatchPlansResponse(plan=encode_plan(plan))
+        except ContractError as error:
+            await context.abort(*refusal_of(error))
+        finally:
+            self._planner.unsubscribe(session, subscription)
+
+    async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.GetPlanResponse:
+        """Returns one plan that is still kept."""
+        return await _answer(context, lambda: self._get_plan(request))
+
+    async def CloseSession(self, request: pb.CloseSessionRequest, context: Context) -> pb.CloseSessionResponse:
+        """Closes a session."""
+        return await _answer(context, lambda: self._close_session(request))
+
+    def _open_session(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
+        session = self._planner.open_session(decode_session_spec(request))
+        create_time = Timestamp()
+        create_time.FromNanoseconds(round(session.create_time_seconds * 1e9))
+        lease_duration = Duration()
+        lease_duration.FromNanoseconds(round(self._planner.config.lease_seconds * 1e9))
+        return pb.OpenSessionResponse(
+            session=pb.Session(
+                session_id=session.session_id,
+                planner_epoch=self._planner.planner_epoch,
+                create_time=create_time,
+                lease_duration=lease_duration,
+                planner_release=__version__,
+            )
+        )
+
+    def _report_routing(self, request: pb.ReportRoutingRequest) -> pb.ReportRoutingResponse:
+        session = self._planner.find_session(request.session_id)
+        report = decode_report(request, session.spec)
+        check_report(report, session.spec)
+        self._planner.accept_report(session, report)
+        response = pb.ReportRoutingResponse(is_paused=session.is_paused)
+        if session.newest_plan is not None:
+            response.latest_plan.CopyFrom(encode_identity(session.newest_plan.identity))
+        return response
+
+    async def _plan_now(self, request: pb.PlanNowRequest, *, timeout_seconds: float) -> pb.PlanNowResponse:
+        session = self._planner.find_session(request.report.session_id)
+        layers = _select_layers(request, session.spec)
+        request.report.ClearField("telemetry")
+        try:
+            report = decode_report(request.report, session.spec, layers=layers)
+            check_report(report, session.spec, layers=layers)
+        except ContractError as error:
+            raise error.within("report") from error
+        plan = await self._planner.plan_now(session, report, layers=layers, timeout_seconds=timeout_seconds)
+        return pb.PlanNowResponse(plan=encode_plan(plan))
+
+    def _get_plan(self, request: pb.GetPlanRequest) -> pb.GetPlanResponse:
+        session = self._planner.find_session(request.session_id)
+        plan = session.find_plan(request.version) if request.HasField("version") else session.newest_plan
+        if plan is None:
+            raise _plan_not_found(session, request)
+        return pb.GetPlanResponse(plan=encode_plan(plan))
+
+    def _close_session(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
+        self._planner.close_session(request.session_id)
+        return pb.CloseSessionResponse()
+
+
+async def _answer(context: Context, decide: Callable[[], Answer]) -> Answer:
+    """Answers with what `decide` returns, or refuses with what it raises."""
+    try:
+        _time_remaining(context)
+        return decide()
+    except ContractError as error:
+        return await context.abort(*refusal_of(error))
+
+
+def _time_remaining(context: Context) -> float:
+    """Seconds until the caller gives up.
+
+    Raises:
+        ContractError: DEADLINE_REQUIRED when it never does.
+    """
+    # None stands for "no deadline", although the type says otherwise.
+    seconds: float | None = context.time_remaining()
+    if seconds is None:
+        raise ContractError(
+            Reason.DEADLINE_REQUIRED,
+            "the call has no deadline: set one, so that training never waits without a bound",
+        )
+    return seconds
+
+
+def _select_layers(request: pb.PlanNowRequest, spec: SessionSpec) -> tuple[LayerSpec, ...]:
+    indices = list(request.layer_indices)
+    if not indices:
+        return spec.layers
+    for position, index in enumerate(indices):
+        field = f"layer_indices[{position}]"
+        if not 0 <= index < len(spec.layers):
+            message = f"must be below the {len(spec.layers)} layers of the session, got {index}"
+            raise ContractError(Reason.INVALID_LAYER, message, field=field)
+    if len(set(indices)) != len(indices):
+        raise ContractError(Reason.INVALID_LAYER, "names a layer twice: name each once", field="layer_indices")
+    return tuple(spec.layers[index] for index in indices)
+
+
+def _plan_not_found(session: Session, request: pb.GetPlanRequest) -> ContractError:
+    if not request.HasField("version"):
+        return ContractError(Reason.PLAN_NOT_FOUND, "the session has no plan yet: report routing first")
+    return ContractError(
+        Reason.PLAN_NOT_FOUND,
+        f"plan {request.version} of session {session.session_id!r} was never made or is no longer kept:"
+        " ask for the newest by leaving the version out",
+        field="version",
+        metadata={"version": str(request.version), "session_id": session.session_id},
+    )

@@ -1,0 +1,238 @@
+"""All sessions of one planner process: who may open, what is planned next, when a session ends.
+
+Pure: no I/O, clocks, threads or chance. Callers pass in ids and the time (any clock that never goes back);
+every decision names its reason.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from dataclasses import dataclass
+from enum import Enum
+
+from taot_api.contract_error import ContractError, Reason
+from taot_api.published_plan import PlanIdentity, PublishedPlan
+from taot_api.routing_report import RoutingReport
+from taot_api.session_spec import SessionSpec
+from taot_service.planning_work import PlanningWork, SolvedPlan
+from taot_service.session import ReportDecision, Session
+from taot_service.spec_difference import first_difference
+
+MAX_ENDED_SESSIONS = 1024
+"""Ended sessions whose reason is remembered, for callers that come late."""
+
+
+class OpenOutcome(Enum):
+    """What became of a request to open a session; the value is its name in logs."""
+
+    CREATED = "created"
+    """A new session."""
+
+    REPLACED_OLDER = "replaced_older"
+    """A new session in place of an older incarnation of the same group."""
+
+    SAME = "same"
+    """The session that this incarnation has already opened."""
+
+
+class EndReason(Enum):
+    """Why a session ended; the value is its name in logs and messages."""
+
+    REPLACED = "replaced by a newer incarnation of its group"
+    CLOSED = "closed"
+    EXPIRED = "dropped after its lease ran out"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenDecision:
+    """The answer to a request to open a session."""
+
+    session: Session
+    """The session of this incarnation."""
+
+    outcome: OpenOutcome
+    """What was done."""
+
+    replaced: Session | None = None
+    """The session that ended for it."""
+
+
+class SessionBook:
+    """The state of all sessions."""
+
+    def __init__(self, *, planner_epoch: str, lease_seconds: float, max_sessions: int) -> None:
+        self.planner_epoch = planner_epoch
+        self._lease_seconds = lease_seconds
+        self._max_sessions = max_sessions
+        self._sessions: dict[str, Session] = {}
+        self._by_group: dict[tuple[str, str], Session] = {}
+        self._ready: OrderedDict[str, None] = OrderedDict()
+        self._ended: OrderedDict[str, EndReason] = OrderedDict()
+        self._version = 0
+
+    @property
+    def sessions(self) -> tuple[Session, ...]:
+        """Open sessions in the order of opening."""
+        return tuple(self._sessions.values())
+
+    def open(
+        self, spec: SessionSpec, *, session_id: str, create_time_seconds: float, now_seconds: float
+    ) -> OpenDecision:
+        """Opens the session of one incarnation of a group, under `session_id` when it is new.
+
+        Raises:
+            ContractError: STALE_INCARNATION when a newer one is open, INVALID_INCARNATION when this one was
+                opened with other content, LIMIT_EXCEEDED when there are too many sessions.
+        """
+        older = self._by_group.get((spec.training_job, spec.group))
+        if older is not None and spec.incarnation < older.spec.incarnation:
+            raise ContractError(
+                Reason.STALE_INCARNATION,
+                f"group {spec.group!r} of job {spec.training_job!r} has the newer incarnation"
+                f" {older.spec.incarnation}, got {spec.incarnation}: this run has been replaced, stop it",
+                field="incarnation",
+                metadata={
+                    "incarnation": str(spec.incarnation),
+                    "newer_incarnation": str(older.spec.incarnation),
+                },
+            )
+        if older is not None and spec.incarnation == older.spec.incarnation:
+            _check_same_content(spec, older.spec)
+            older.seen_seconds = now_seconds
+            return OpenDecision(session=older, outcome=OpenOutcome.SAME)
+        if older is None and len(self._sessions) >= self._max_sessions:
+            raise ContractError(
+                Reason.LIMIT_EXCEEDED,
+                f"this planner holds at most {self._max_sessions} sessions: start it with a larger"
+                " --max-sessions, or start another planner",
+                metadata={"limit": str(self._max_sessions), "flag": "--max-sessions"},
+            )
+        if older is not None:
+            self._end(older, EndReason.REPLACED)
+        session = Session(
+            session_id=session_id, spec=spec, create_time_seconds=create_time_seconds, now_seconds=now_seconds
+        )
+        self._sessions[session_id] = session
+        self._by_group[spec.training_job, spec.group] = session
+        outcome = OpenOutcome.CREATED if older is None else OpenOutcome.REPLACED_OLDER
+        return OpenDecision(session=session, outcome=outcome, replaced=older)
+
+    def find(self, session_id: str, *, now_seconds: float) -> Session:
+        """The open session of that id, whose lease starts anew.
+
+        Raises:
+            ContractError: saying why there is none.
+        """
+        session = self._sessions.get(session_id)
+        if session is None:
+            raise self.missing(session_id)
+        session.seen_seconds = now_seconds
+        return session
+
+    def missing(self, session_id: str) -> ContractError:
+        """Why there is no open session of that id, as an error for its caller."""
+        ended = self._ended.get(session_id)
+        shown = repr(session_id[:64])
+        if ended is EndReason.REPLACED:
+            message = f"session {shown} was {ended.value}: this run has been replaced, stop it"
+            return ContractError(
+                Reason.STALE_INCARNATION,
+                message,
+                field="session_id",
+                metadata={"session_id": session_id[:64]},
+            )
+        why = f"was {ended.value}" if ended is not None else "is not known to this planner"
+        message = f"session {shown} {why}: open it again"
+        return ContractError(
+            Reason.SESSION_NOT_FOUND, message, field="session_id", metadata={"session_id": session_id[:64]}
+        )
+
+    def accept_report(self, session_id: str, report: RoutingReport, *, now_seconds: float) -> ReportDecision:
+        """Takes a checked report of an open session."""
+        session = self.find(session_id, now_seconds=now_seconds)
+        decision = session.accept(report, now_seconds=now_seconds)
+        self._queue(session)
+        return decision
+
+    def take_work(self) -> PlanningWork | None:
+        """The next report to plan, if any; sessions take turns, and each has one in work at a time."""
+        if not self._ready:
+            return None
+        session_id, _ = self._ready.popitem(last=False)
+        return self._sessions[session_id].take_work()
+
+    def install(
+        self, work: PlanningWork, solved: SolvedPlan, *, create_time_seconds: float
+    ) -> PublishedPlan | EndReason:
+        """Puts the plan of `work` in force, or says why its session is gone."""
+        session = self._sessions.get(work.session_id)
+        if session is None:
+            return self._ended.get(work.session_id, EndReason.EXPIRED)
+        plan = self.publish(work, solved, create_time_seconds=create_time_seconds)
+        session.keep_plan(plan, solved)
+        session.finish_work()
+        self._queue(session)
+        return plan
+
+    def give_up(self, work: PlanningWork) -> None:
+        """Notes that `work` has no plan; the plan in force stays."""
+        session = self._sessions.get(work.session_id)
+        if session is not None:
+            session.finish_work()
+            self._queue(session)
+
+    def publish(self, work: PlanningWork, solved: SolvedPlan, *, create_time_seconds: float) -> PublishedPlan:
+        """Gives a solved plan its identity; versions grow over all sessions of the process."""
+        self._version += 1
+        return PublishedPlan(
+            identity=PlanIdentity(planner_epoch=self.planner_epoch, version=self._version),
+            source_step=work.report.step,
+            source_micro_batch=work.report.micro_batch,
+            guests_L=solved.guests_L,
+            stats=solved.stats,
+            layer_stats_L=solved.layer_stats_L,
+            quota_L=solved.quota_L,
+            create_time_seconds=create_time_seconds,
+        )
+
+    def close(self, session_id: str) -> Session | None:
+        """Ends a session; None when it is not open, which is no error."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            self._end(session, EndReason.CLOSED)
+        return session
+
+    def expire(self, *, now_seconds: float) -> tuple[Session, ...]:
+        """Ends the sessions that have neither called nor watched within the lease."""
+        silent = tuple(
+            session
+            for session in self._sessions.values()
+            if session.num_watches == 0 and now_seconds - session.seen_seconds > self._lease_seconds
+        )
+        for session in silent:
+            self._end(session, EndReason.EXPIRED)
+        return silent
+
+    def _queue(self, session: Session) -> None:
+        if session.has_work:
+            self._ready.setdefault(session.session_id)
+
+    def _end(self, session: Session, reason: EndReason) -> None:
+        del self._sessions[session.session_id]
+        del self._by_group[session.spec.training_job, session.spec.group]
+        self._ready.pop(session.session_id, None)
+        self._ended[session.session_id] = reason
+        if len(self._ended) > MAX_ENDED_SESSIONS:
+            self._ended.popitem(last=False)
+
+
+def _check_same_content(spec: SessionSpec, opened: SessionSpec) -> None:
+    field = first_difference(spec, opened)
+    if field is not None:
+        raise ContractError(
+            Reason.INVALID_INCARNATION,
+            f"incarnation {spec.incarnation} of group {spec.group!r} was opened with another {field}:"
+            " start a changed run with a larger incarnation",
+            field=field,
+            metadata={"incarnation": str(spec.incarnation)},
+        )

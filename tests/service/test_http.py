@@ -1,0 +1,193 @@
+from __future__ import annotations
+
+import asyncio
+import re
+from pathlib import Path
+
+import httpx
+import numpy as np
+import pytest
+from planner_client import CALL_SECONDS
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
+from prometheus_client.parser import text_string_to_metric_families as parse_text
+from routing_samples import make_report, make_spec
+
+from taot_api import RankTelemetry
+from taot_api.routing_report import FALLBACK_REASONS
+from taot_api.v1 import planner_pb2 as pb
+from taot_service.config import ServiceConfig
+from taot_service.http_app import create_http_app
+from taot_service.planner import Planner
+
+
+@pytest.fixture
+def http(planner):
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{planner.http_port}", timeout=CALL_SECONDS, trust_env=False
+    ) as opened:
+        yield opened
+
+
+def samples_of(http) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
+    families = parse_text(http.get("/metrics").text)
+    return {
+        (sample.name, tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+def telemetry(**fields) -> RankTelemetry:
+    return RankTelemetry(**({"computed_tokens_L": np.array([100, 10])} | fields))
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/metrics/"])
+def test_metrics_answer_directly_and_parse(http, path):
+    response = http.get(path)
+    assert response.status_code == 200
+    assert response.headers["content-type"].startswith("text/plain; version=0.0.4")
+    names = {family.name for family in parse_text(response.text)}
+    assert {"taot_sessions", "taot_reports", "taot_plans", "taot_planning_seconds", "taot_build_info"} <= names
+
+
+def test_metrics_speak_openmetrics_when_asked(http):
+    response = http.get("/metrics", headers={"accept": "application/openmetrics-text; version=1.0.0"})
+    assert response.headers["content-type"].startswith("application/openmetrics-text; version=1.0.0")
+    assert "taot_sessions" in {family.name for family in parse_openmetrics(response.text)}
+
+
+def test_metric_names_and_labels_keep_to_the_rules(http, client):
+    spec = make_spec()
+    report = make_report(spec, step=1, telemetry_R=(telemetry(fallbacks={"no_plan_yet": 1}),) * 4)
+    client.report_and_wait(client.open(spec), spec, report)
+    for family in parse_text(http.get("/metrics").text):
+        if family.name.startswith(("process_", "python_")) or family.name.endswith("_created"):
+            continue
+        assert re.fullmatch(r"taot_[a-z_]+", family.name)
+        assert family.documentation
+        assert not re.search(r"_(ms|milliseconds|mb|percent|minutes)\b", family.name)
+        for sample in family.samples:
+            assert (family.type == "counter") == sample.name.endswith("_total")
+            assert not {"job", "step", "version", "session", "session_id", "expert"} & set(sample.labels)
+
+
+def test_what_the_ranks_measured_adds_up(http, client):
+    spec = make_spec()
+    session_id = client.open(spec)
+    ranks = tuple(
+        telemetry(
+            computed_tokens_L=np.array([100 * (rank == 0) + 100, 50]),
+            exposed_transfer_seconds=0.5,
+            transfer_seconds=2.0,
+            intra_node_sent_bytes=10,
+            inter_node_sent_bytes=100 * rank,
+            fallbacks={"no_plan_yet": 2, "a reason nobody knows": 1},
+        )
+        for rank in range(4)
+    )
+    plan = client.report_and_wait(session_id, spec, make_report(spec, step=1, telemetry_R=ranks))
+    for _ in range(3):
+        client.report(session_id, make_report(spec, step=1, telemetry_R=ranks))  # repeats add nothing
+    samples = samples_of(http)
+    group = (("group", "ep0"), ("training_job", spec.training_job))
+    assert samples["taot_exposed_transfer_seconds_total", group] == pytest.approx(2.0)
+    assert samples["taot_transfer_seconds_total", group] == pytest.approx(8.0)
+    reach = {reach: (group[0], ("reach", reach), group[1]) for reach in ("intra_node", "inter_node")}
+    assert samples["taot_sent_bytes_total", reach["intra_node"]] == 40
+    assert samples["taot_sent_bytes_total", reach["inter_node"]] == 600
+    assert samples["taot_fallbacks_total", (group[0], ("reason", "no_plan_yet"), group[1])] == 8
+    assert samples["taot_fallbacks_total", (group[0], ("reason", "other"), group[1])] == 4
+    # Loads 200, 100, 100, 100 in one layer, even in the other: (200 - 125) / 125 / 2.
+    assert samples["taot_imbalance_realised", group] == pytest.approx(0.3)
+    assert samples["taot_imbalance_before", group] == pytest.approx(plan.stats.imbalance_before)
+    assert samples["taot_imbalance_after", group] == pytest.approx(plan.stats.imbalance_after)
+    assert samples["taot_plan_weighted_cost", group] == pytest.approx(plan.stats.weighted_cost)
+    guests = sum(samples["taot_plan_guests", labels] for labels in reach.values())
+    assert guests == sum(int((guests_RK != -1).sum()) for guests_RK in plan.guests_L) > 0
+
+
+def test_reports_and_plans_are_counted_by_what_became_of_them(http, client):
+    def count(name, outcome):
+        return samples_of(http).get((name, (("outcome", outcome),)), 0.0)
+
+    spec = make_spec(plan_interval=2)
+    session_id = client.open(spec)
+    names = ("planned", "repeated", "rehearsal", "not_due")
+    before = {name: count("taot_reports_total", name) for name in names}
+    planned_before = count("taot_plans_total", "installed")
+    client.report_and_wait(session_id, spec, make_report(spec, step=1))
+    client.report(session_id, make_report(spec, step=1))
+    client.report(session_id, make_report(spec, step=2))
+    client.report(session_id, make_report(spec, step=3, is_rehearsal=True))
+    assert {name: count("taot_reports_total", name) - before[name] for name in names} == dict.fromkeys(names, 1.0)
+    assert count("taot_plans_total", "installed") == planned_before + 1
+
+
+def test_series_of_an_ended_session_are_removed(http, client):
+    spec = make_spec(training_job="passing-by")
+    session_id = client.open(spec)
+    every = dict.fromkeys([*FALLBACK_REASONS, "unheard of"], 1)
+    report = make_report(spec, step=1, telemetry_R=(telemetry(fallbacks=every),) * 4)
+    client.report_and_wait(session_id, spec, report)
+    assert "passing-by" in http.get("/metrics").text
+    client.stub.CloseSession(pb.CloseSessionRequest(session_id=session_id), timeout=CALL_SECONDS)
+    assert "passing-by" not in http.get("/metrics").text
+
+
+def test_sessions_tell_people_what_goes_on(http, client):
+    spec = make_spec()
+    session_id = client.open(spec)
+    rows = {row["session_id"]: row for row in http.get("/v1/sessions").json()["sessions"]}
+    assert rows[session_id]["last_plan"] is None
+    plan = client.report_and_wait(session_id, spec, make_report(spec, step=4))
+    row = {row["session_id"]: row for row in http.get("/v1/sessions").json()["sessions"]}[session_id]
+    told = {name: row[name] for name in ("training_job", "group", "ranks", "layers", "algorithm", "reports", "plans")}
+    assert told == {
+        "training_job": spec.training_job,
+        "group": "ep0",
+        "ranks": 4,
+        "layers": 2,
+        "algorithm": "taot",
+        "reports": 1,
+        "plans": 1,
+    }
+    assert row["last_plan"]["version"] == plan.identity.version
+    assert row["last_plan"]["source_step"] == 4
+    assert row["last_plan"]["imbalance_after"] == pytest.approx(plan.stats.imbalance_after)
+    assert 0 <= row["idle_seconds"] <= row["age_seconds"] < CALL_SECONDS
+
+
+@pytest.mark.parametrize("path", ["/docs", "/redoc", "/nowhere"])
+def test_pages_that_need_the_internet_are_off(http, path):
+    assert http.get(path).status_code == 404
+
+
+def test_readiness_follows_warmth_and_drain_while_liveness_stays():
+    async def scenario():
+        planner = Planner(ServiceConfig())
+        transport = httpx.ASGITransport(app=create_http_app(planner))
+        async with httpx.AsyncClient(transport=transport, base_url="http://planner") as http:
+
+            async def codes():
+                return [(await http.get(path)).status_code for path in ("/livez", "/readyz")]
+
+            cold = await codes()
+            await planner.warm_up()
+            warm = await codes()
+            planner.begin_drain()
+            draining = await codes()
+            await planner.close()
+            return cold, warm, draining
+
+    assert asyncio.run(scenario()) == ([200, 503], [200, 200], [200, 503])
+
+
+def test_every_reason_that_the_agent_gives_has_a_series_of_its_own():
+    import taot_client
+    from taot_client.step_record import ModeReason
+
+    sources = "".join(path.read_text() for path in Path(taot_client.__file__).parent.glob("*.py"))
+    given = set(re.findall(r'note_fallback\("(\w+)"\)', sources))
+    given |= {reason.name.lower() for reason in ModeReason} - {"as_configured"}
+    assert given
+    assert given <= FALLBACK_REASONS

@@ -1,0 +1,166 @@
+"""Slow, failing and wrong algorithms: the server goes on, the plan in force stays, nobody waits for nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import grpc
+import httpx
+import numpy as np
+import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from planner_client import CALL_SECONDS, refusal
+from routing_samples import make_report, make_spec
+
+import taot_service.solver
+from taot_api.codec import encode_report
+from taot_api.v1 import planner_pb2 as pb
+from taot_planning import plan_layer
+
+
+class Gate:
+    """Holds the solver thread until it is opened, and notes which sizes of layers it was asked for."""
+
+    def __init__(self) -> None:
+        self.entered = threading.Event()
+        self.opened = threading.Event()
+        self.experts: list[int] = []
+
+    def plan(self, problem, **options):
+        self.experts.append(problem.num_experts)
+        self.entered.set()
+        assert self.opened.wait(timeout=CALL_SECONDS)
+        return plan_layer(problem, **options)
+
+
+@pytest.fixture
+def gate(planner, monkeypatch):
+    gate = Gate()
+    monkeypatch.setattr(taot_service.solver, "plan_layer", gate.plan)
+    yield gate
+    gate.opened.set()
+    eventually(planner, lambda: not planner.planner._pool._running)
+
+
+def eventually(planner, predicate: Callable[[], bool]) -> None:
+    """Asks the planner's loop again and again, up to a bound against hangs."""
+    bound = time.monotonic() + CALL_SECONDS / 2
+    while time.monotonic() < bound:
+        if planner.on_loop(predicate):
+            return
+    raise AssertionError("it never came true")
+
+
+def num_plans(planner, outcome: str) -> float:
+    return planner.planner.metrics.registry.get_sample_value("taot_plans_total", {"outcome": outcome}) or 0.0
+
+
+def occupy(client, gate) -> None:
+    """Gives the solver thread something that lasts until the gate opens."""
+    spec = make_spec(experts_L=(5,))
+    client.report(client.open(spec), make_report(spec, step=0))
+    assert gate.entered.wait(timeout=CALL_SECONDS)
+
+
+def test_everything_but_planning_is_answered_while_the_solver_is_busy(planner, client, gate):
+    occupy(client, gate)
+    health = health_pb2_grpc.HealthStub(grpc.insecure_channel(planner.address))
+    answer = health.Check(health_pb2.HealthCheckRequest(), timeout=CALL_SECONDS)
+    assert answer.status == health_pb2.HealthCheckResponse.SERVING
+    for path in ("livez", "readyz", "metrics", "v1/sessions"):
+        url = f"http://127.0.0.1:{planner.http_port}/{path}"
+        assert httpx.get(url, timeout=CALL_SECONDS, trust_env=False).status_code == 200
+    spec = make_spec()
+    client.report(client.open(spec), make_report(spec, step=1))
+
+
+def test_plan_now_fails_at_its_deadline_and_is_not_computed_afterwards(planner, client, gate):
+    occupy(client, gate)
+    spec = make_spec(experts_L=(6, 6))
+    session_id = client.open(spec)
+    before = num_plans(planner, "abandoned")
+    request = pb.PlanNowRequest(report=encode_report(session_id, make_report(spec, step=1)))
+    with pytest.raises(grpc.RpcError) as caught:
+        client.stub.PlanNow(request, timeout=0.2)
+    assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    eventually(planner, lambda: num_plans(planner, "abandoned") == before + 1)
+    assert not planner.planner._pool._urgent, "it holds memory for a caller that is gone"
+    gate.opened.set()
+    eventually(planner, lambda: not planner.planner._pool._running)
+    assert 6 not in gate.experts
+
+
+def test_a_caller_that_leaves_costs_no_more_than_the_layer_in_work(planner, client, gate):
+    spec = make_spec(experts_L=(6, 7))
+    session_id = client.open(spec)
+    request = pb.PlanNowRequest(report=encode_report(session_id, make_report(spec, step=1)))
+    call = client.stub.PlanNow.future(request, timeout=CALL_SECONDS)
+    assert gate.entered.wait(timeout=CALL_SECONDS)
+    before = num_plans(planner, "abandoned")
+    call.cancel()
+    eventually(planner, lambda: num_plans(planner, "abandoned") == before + 1)
+    gate.opened.set()
+    eventually(planner, lambda: not planner.planner._pool._running)
+    assert gate.experts == [6]
+
+
+def test_whoever_waits_is_planned_before_the_sessions(planner, client, gate):
+    occupy(client, gate)
+    for num_experts in (9, 10, 11):
+        spec = make_spec(experts_L=(num_experts,))
+        client.report(client.open(spec), make_report(spec, step=1))
+    spec = make_spec(experts_L=(6,))
+    session_id = client.open(spec)
+    request = pb.PlanNowRequest(report=encode_report(session_id, make_report(spec, step=1)))
+    call = client.stub.PlanNow.future(request, timeout=CALL_SECONDS)
+    eventually(planner, lambda: bool(planner.planner._pool._urgent))
+    gate.opened.set()
+    call.result(timeout=CALL_SECONDS)
+    eventually(planner, lambda: not planner.planner._pool._running)
+    assert gate.experts == [5, 6, 9, 10, 11]
+
+
+def test_reports_that_pile_up_are_superseded_by_the_latest(planner, client, gate):
+    occupy(client, gate)
+    spec = make_spec()
+    session_id = client.open(spec)
+    before = num_plans(planner, "superseded")
+    for step in range(1, 11):
+        client.report(session_id, make_report(spec, step=step))
+    gate.opened.set()
+    first = next(client.watch(session_id))
+    assert first.plan.source_step == 10
+    assert num_plans(planner, "superseded") == before + 9
+
+
+def _plan_at_home(problem, **options):
+    """A plan that puts a guest on its own home."""
+    plan = plan_layer(problem, algorithm="static")
+    guests_RK = np.array(plan.guests_RK)
+    guests_RK[problem.home_E[3], 0] = 3
+    return replace(plan, guests_RK=guests_RK)
+
+
+def _raise(problem, **options):
+    raise ZeroDivisionError("an algorithm's mistake")
+
+
+@pytest.mark.parametrize(("broken", "words"), [(_plan_at_home, "its own home"), (_raise, "an algorithm's mistake")])
+def test_a_plan_that_is_wrong_or_missing_leaves_the_one_in_force(planner, client, monkeypatch, broken, words):
+    spec = make_spec()
+    session_id = client.open(spec)
+    good = client.report_and_wait(session_id, spec, make_report(spec, step=1))
+    before = num_plans(planner, "failed")
+    monkeypatch.setattr(taot_service.solver, "plan_layer", broken)
+    client.report(session_id, make_report(spec, step=2))
+    eventually(planner, lambda: num_plans(planner, "failed") == before + 1)
+    response = client.stub.GetPlan(pb.GetPlanRequest(session_id=session_id), timeout=CALL_SECONDS)
+    assert response.plan.identity.version == good.identity.version
+    seen = refusal(lambda: client.plan_now(session_id, make_report(spec, step=2)))
+    assert (seen.code, seen.info.reason) == (grpc.StatusCode.INTERNAL, "PLANNING_FAILED")
+    assert words in seen.message
+    monkeypatch.undo()
+    assert client.report_and_wait(session_id, spec, make_report(spec, step=3)).source_step == 3
