@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: help install demo check test lint types unit proto clean
+.PHONY: help install demo check test lint types unit proto bench clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -39,6 +39,9 @@ unit: $(STAMP)
 
 proto: $(STAMP)  ## Regenerate the committed stubs from proto/taot_api/v1/planner.proto
 	$(BIN)/python proto/generate.py
+
+bench: $(STAMP)  ## Time the planner
+	$(BIN)/python benchmarks/planning_time.py
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

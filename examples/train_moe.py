@@ -154,7 +154,7 @@ class StepLog:
     """One JSON line per step and one at the end, for tools; a readable line for people."""
 
     def __init__(self, path: str | None, agent: Agent) -> None:
-        self._file: TextIO | None = open(path, "w", encoding="utf-8") if path else None
+        self._file: TextIO | None = Path(path).open("w", encoding="utf-8") if path else None  # noqa: SIM115 - closed by end()
         self._agent = agent
         self._rank = dist.get_rank()
 

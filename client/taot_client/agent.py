@@ -17,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from taot_api import LayerSpec, SessionSpec
+from taot_client import token_layout
 from taot_client.agent_state import AgentState
 from taot_client.agreement import check_agreement
 from taot_client.coordinator import PlainCoordinator
@@ -76,6 +77,7 @@ class Agent:
             return
 
         warm_up()
+        token_layout.warm_up()
         options = self._options
         groups = groups or agent_groups(group, timeout=options.group_timeout)
         spec = _session_spec(self._layers, options, topology)

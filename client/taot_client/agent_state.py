@@ -57,7 +57,6 @@ class AgentState:
         self.num_invalid_ids = 0
         self._record: StepRecord | None = None
         self._tally = StepTally()
-        self._num_gathers = 0
         self._sent_bytes = [0, 0]
         self._reports = ReportBuilder(num_layers=len(spec.layers), num_ranks=group.size)
 
@@ -68,7 +67,6 @@ class AgentState:
         self.step, self._record = record.step, record
         self.weight_epoch += 1
         self._tally = StepTally()
-        self._num_gathers = 0
         self._reports.begin_step()
 
     @property
@@ -91,11 +89,9 @@ class AgentState:
     def transfer_timeout_seconds(self) -> float:
         """How long to wait for a transfer.
 
-        Until the ranks have met in this step, a peer may simply be late: only the group's own timeout applies.
+        Every wait comes after a collective that the peer has taken part in, so a merely slow peer is not a fault.
         """
-        options = self.options
-        timeout = options.transfer_timeout if self._num_gathers else options.group_timeout
-        return timeout.total_seconds()
+        return self.options.transfer_timeout.total_seconds()
 
     def layer_after(self, layer: int) -> LayerAgent | None:
         """The layer behind `layer` in forward order."""
@@ -114,7 +110,6 @@ class AgentState:
 
     def note_pass(self, layer: LayerAgent, layer_pass: LayerPass, problem: LayerProblem) -> None:
         """Notes a pass through a layer; the leader reports the micro-batch once its last layer has run."""
-        self._num_gathers += 1
         loads_R = layer_pass.plan.loads_R(problem)
         self._tally.add_pass(
             layer.route.name,

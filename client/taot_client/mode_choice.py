@@ -36,18 +36,22 @@ def choose_mode(options: AgentOptions, view: PlannerView, *, step: int) -> tuple
         return StepMode.OBSERVE, ModeReason.AS_CONFIGURED if view.plan else ModeReason.NO_PLAN_YET
     if view.is_paused:
         return StepMode.HOME_ONLY, ModeReason.PAUSED
-    away = StepMode.INLINE if options.when_away == "inline" else StepMode.HOME_ONLY
+    trouble = _trouble(options, view, step=step)
+    if trouble is None:
+        return (StepMode.BLOCKING if source == "blocking" else StepMode.PLAN), ModeReason.AS_CONFIGURED
+    if trouble is ModeReason.NO_PLAN_YET or options.when_away == "none":
+        return StepMode.HOME_ONLY, trouble
+    return StepMode.INLINE, trouble
+
+
+def _trouble(options: AgentOptions, view: PlannerView, *, step: int) -> ModeReason | None:
+    """Why the planner cannot be relied on in `step`, or None."""
     if not view.is_connected:
-        return away, ModeReason.PLANNER_AWAY
-    if source == "blocking":
-        return StepMode.BLOCKING, ModeReason.AS_CONFIGURED
-    if view.plan is None:
-        # Connected but silent for too long is as good as away.
-        return (
-            (StepMode.HOME_ONLY, ModeReason.NO_PLAN_YET)
-            if step <= options.max_plan_age_steps
-            else (away, ModeReason.PLAN_TOO_OLD)
-        )
-    if step - view.plan.source_step > options.max_plan_age_steps:
-        return away, ModeReason.PLAN_TOO_OLD
-    return StepMode.PLAN, ModeReason.AS_CONFIGURED
+        return ModeReason.PLANNER_AWAY
+    if options.effective_plan_source == "blocking":
+        return None
+    # A planner that is connected and silent for too long is as good as away.
+    newest = view.plan.source_step if view.plan else 0
+    if step - newest > options.max_plan_age_steps:
+        return ModeReason.PLAN_TOO_OLD
+    return None if view.plan else ModeReason.NO_PLAN_YET

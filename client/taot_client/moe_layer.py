@@ -90,7 +90,7 @@ class ExpertParallelMoE(nn.Module):
     none included.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - the dimensions of a layer
         self,
         *,
         dim: int,

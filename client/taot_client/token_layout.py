@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import numba
 import numpy as np
 
 from taot_planning.arrays import IntArray, read_only
+from taot_planning.kernel import kernel
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,13 @@ def lay_out_tokens(
     )
 
 
-@numba.njit(cache=True, nogil=True)
+def warm_up() -> None:
+    """Compiles the kernels, so that no first call in a training step does."""
+    empty = np.zeros((1, 1, 1), dtype=np.int64)
+    lay_out_tokens(rank=0, counts_SE=empty[0], home_E=empty[0, 0], guests_RK=empty[0] - 1, quota_SRK=empty)
+
+
+@kernel
 def _at_home(counts_SE: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> IntArray:
     """Tokens of each source that stay with the expert's home. Shape: [sources, experts]."""
     num_ranks, num_slots = guests_RK.shape
@@ -84,7 +90,7 @@ def _at_home(counts_SE: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> I
     return at_home_SE
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _lay_out_sending(
     rank: int, counts_SE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray
 ) -> tuple[IntArray, IntArray]:
@@ -119,7 +125,7 @@ def _lay_out_sending(
     return order, splits_R
 
 
-@numba.njit(cache=True, nogil=True)
+@kernel
 def _lay_out_receiving(
     rank: int, counts_SE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray
 ) -> tuple[IntArray, IntArray]:

@@ -8,8 +8,9 @@ import time
 from datetime import timedelta
 
 import pytest
+from link_samples import eventually
 from rank_threads import run_ranks
-from tiny_moe import TinyConfig, assert_same_gradients, merged, train, train_dense
+from tiny_moe import TinyConfig, TinyMoE, assert_same_gradients, batch, loss_of, merged, train, train_dense
 
 from taot_client import Agent, AgentOptions, gloo_mover, layer_agent, step_control
 from taot_client.planner_link import PlannerLink
@@ -74,22 +75,63 @@ def test_random_delays_on_every_rank_and_message_leave_the_mathematics_alone(
 
 
 @pytest.mark.slow
-def test_a_rank_that_stalls_for_ten_seconds_is_not_a_fault():
-    # The transfer wait is far shorter than the stall: its clock must not run while a peer is merely late.
+@pytest.mark.parametrize("plan_source", ["ahead", "inline"])
+def test_a_rank_that_stalls_anywhere_in_a_step_is_not_a_fault(planner, plan_source):
+    # The transfer wait is far shorter than the stalls: its clock must not run while a peer is merely late.
     agent_options = AgentOptions(
         ranks_per_node=2,
-        plan_source="inline",
+        planner_address=None if plan_source == "inline" else planner.address,
+        group=f"stall-{plan_source}",
+        plan_source=plan_source,
         plan_deadline=timedelta(milliseconds=100),
-        transfer_timeout=timedelta(seconds=2),
+        transfer_timeout=timedelta(seconds=1),
     )
+    stalls = {("before step", 2): 10, ("after begin", 3): 3, ("before backward", 4): 3, ("before end", 5): 3}
     pause = threading.Event()
 
     def body(rank):
-        def before_step(agent: Agent, step: int) -> None:
-            if step == 1 and rank.group.rank == 2:
-                pause.wait(10)
+        def at(place: str, step: int) -> None:
+            if rank.group.rank == 2 and (place, step) in stalls:
+                pause.wait(stalls[place, step])
 
-        return train(rank, CONFIG, agent_options, num_steps=3, before_step=before_step)
+        return train(rank, CONFIG, agent_options, num_steps=7, at=at)
 
     got = merged(run_ranks(RANKS, body))
-    assert_same_gradients(got, train_dense(CONFIG, num_ranks=RANKS, num_steps=3), tolerance=1e-10)
+    assert sum(summary.guests_intra + summary.guests_inter for summary in got.summaries[2:6]) > 8
+    assert_same_gradients(got, train_dense(CONFIG, num_ranks=RANKS, num_steps=7), tolerance=1e-10)
+
+
+def test_a_guest_that_has_not_arrived_is_left_out_by_all_ranks_and_used_once_it_has(planner, monkeypatch):
+    config = TinyConfig(num_layers=1, tokens_by_rank=(40, 40, 40, 40))
+    gate, real_complete = threading.Event(), gloo_mover._Flight.complete
+    gate.set()
+    monkeypatch.setattr(gloo_mover._Flight, "complete", lambda flight: gate.wait(50) and real_complete(flight))
+    agent_options = AgentOptions(ranks_per_node=2, planner_address=planner.address, group="late-guests", debug=True)
+
+    def body(rank):
+        model = TinyMoE(config, rank.group)
+        agent = Agent(model, agent_options, groups=rank.agent_groups)
+        for step in range(3):
+            if step and agent.planner_stats:
+                assert eventually(lambda step=step: (p := agent.planner_stats["plan"]) and p.source_step >= step - 1)
+            rank.group.counts.barrier().wait()
+            if step == 2 and rank.group.rank == 0:
+                gate.clear()  # from here on nothing arrives
+            rank.group.counts.barrier().wait()
+            agent.begin_step()
+            first = model(batch(config, step=step, rank=rank.group.rank))
+            rank.group.counts.barrier().wait()
+            gate.set()
+            slots = [slot for layer in agent._state.layers for slot in layer.slots.slots]
+            for slot in slots:
+                assert slot.shipment is None or eventually(slot.shipment.is_done)
+            second = model(batch(config, step=step, rank=rank.group.rank, micro_batch=1))
+            (loss_of(first) + loss_of(second)).backward()
+            summary = agent.end_step()
+        agent.close()
+        return summary
+
+    summaries = run_ranks(RANKS, body)
+    assert summaries[0].fallbacks == {"not_arrived": 1}  # the first micro-batch, not the second
+    assert all(summary == summaries[0] for summary in summaries)
+    assert summaries[0].imbalance["layers.0"] < summaries[0].imbalance_static["layers.0"]

@@ -166,3 +166,41 @@ def test_gradient_norm_is_the_same_with_guests():
         gradients = run(config, each, num_steps=1).gradients[0]
         norms.append(torch.stack([value.double().norm() for value in gradients.values()]).norm().item())
     assert norms[1] == pytest.approx(norms[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("plan_source", ["ahead", "inline"])
+def test_layers_with_different_numbers_of_experts(planner, plan_source):
+    config = TinyConfig(num_layers=2, num_experts_by_layer=(8, 12))
+    address = planner.address if plan_source == "ahead" else None
+    got = run(
+        config,
+        options(planner_address=address, plan_source=plan_source, group="uneven-layers"),
+        num_steps=4,
+        before_step=wait_for_plan,
+    )
+    assert guests_moved(got) > 0
+    assert_same_gradients(got, train_dense(config, num_ranks=RANKS, num_steps=4), tolerance=1e-10)
+
+
+@pytest.mark.parametrize(
+    ("field", "values"),
+    [
+        ("options.num_slots", ({"num_slots": 1}, {"num_slots": 2})),
+        ("options.tolerance", ({"tolerance": 0.1}, {"tolerance": 0.2})),
+    ],
+)
+def test_ranks_started_with_different_options_all_stop_and_name_the_field(field, values):
+    def body(rank):
+        with pytest.raises(ValueError, match=f"disagree about {field}: rank 0: .*, rank 1: "):
+            train(rank, TinyConfig(), options(**values[rank.group.rank]), num_steps=1)
+
+    run_ranks(2, body)
+
+
+def test_ranks_with_different_models_all_stop_and_name_the_field():
+    def body(rank):
+        config = TinyConfig(hidden_dim=20 + rank.group.rank)
+        with pytest.raises(ValueError, match="disagree about layer layers.0 shapes"):
+            train(rank, config, options(), num_steps=1)
+
+    run_ranks(2, body)

@@ -114,6 +114,8 @@ def test_poisoned_free_slots_never_reach_the_loss_and_memory_is_allocated_once()
             assert torch.isfinite(loss)
             loss.backward()
             agent.end_step()
+            epochs = {layout.label(slot.buffer)[2].item() for slot in slots if slot.state is SlotState.READY}
+            assert epochs <= {index}, "weights are those of this step"
         assert [slot.buffer.data_ptr() for slot in slots] == addresses
         agent.close()
         return [slot.state for slot in slots]
