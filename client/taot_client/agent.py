@@ -117,9 +117,9 @@ class Agent:
             state.layers.append(LayerAgent(state, layer, route, slots))
             layer.coordinator = state.layers[-1]
         guest_bytes = sum(len(each.slots.slots) * each.route.layout.buffer_bytes for each in state.layers)
-        logger.info(
-            "rank %d of %d: %d layers, %d guest slots each, %.1f MB of guest memory, plans %s, planner %s",
-            state.group.rank,
+        logger.log(
+            logging.INFO if state.leader is not None else logging.DEBUG,
+            "%d ranks, %d layers, %d guest slots each, %.1f MB of guest memory a rank, plans %s, planner %s",
             state.group.size,
             len(state.layers),
             state.options.num_slots,

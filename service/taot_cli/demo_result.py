@@ -114,9 +114,7 @@ def render(static: RunLog, taot: RunLog, result: DemoResult) -> Group:
 
 
 def _layer_table(static: RunLog, taot: RunLog) -> Table:
-    table = Table(
-        title="Rank imbalance, (max - mean) / mean, mean of the steps from the third on", title_justify="left"
-    )
+    table = Table(title="Rank imbalance, mean from the third step on", title_justify="left")
     for heading in ("layer", "static", "with TAOT"):
         table.add_column(heading, justify="left" if heading == "layer" else "right")
     for layer in static.steps[0]["imbalance"]:

@@ -33,7 +33,7 @@ def delayed(function, *, chance: float, most_seconds: float, seed: int):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("plan_source", "num_steps"), [("ahead", 500), ("blocking", 120), ("inline", 120)])
+@pytest.mark.parametrize(("plan_source", "num_steps"), [("ahead", 500), ("blocking", 60), ("inline", 60)])
 def test_random_delays_on_every_rank_and_message_leave_the_mathematics_alone(
     planner, monkeypatch, plan_source, num_steps
 ):

@@ -53,7 +53,7 @@ def test_forked_workers_neither_crash_nor_touch_the_connection(planner):
         text=True,
         timeout=280,
         check=False,
-        env={**os.environ, "PYTHONPATH": str(tests)},
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tests), os.environ.get("PYTHONPATH", "")])},
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     assert "all rounds done" in ended.stdout
