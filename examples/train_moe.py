@@ -99,13 +99,13 @@ def sample_batch(text: torch.Tensor, args: argparse.Namespace, *, step: int, ran
     return torch.stack([text[start : start + args.sequence + 1] for start in starts.tolist()])
 
 
-def reduce_gradients(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+def reduce_gradients(model: nn.Module) -> None:
     """Adds up the gradients of everything that every rank holds; experts live on one rank each."""
     layers = [module for module in model.modules() if isinstance(module, ExpertParallelMoE)]
     experts = {id(weight) for layer in layers for weight in layer.experts.parameters()}
     shared = [p.grad for p in model.parameters() if p.grad is not None and id(p) not in experts]
     flat = torch.cat([grad.flatten() for grad in shared])
-    dist.all_reduce(flat, group=group)
+    dist.all_reduce(flat)
     for grad, summed in zip(shared, flat.split([grad.numel() for grad in shared]), strict=True):
         grad.copy_(summed.view_as(grad))
 
@@ -139,7 +139,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
         (loss / group.size).backward()
         summary = agent.end_step()  # TAOT: after the last backward, before clipping and the optimizer
 
-        reduce_gradients(model, None)
+        reduce_gradients(model)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 

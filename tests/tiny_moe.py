@@ -156,8 +156,7 @@ def named_gradients(model: TinyMoE) -> dict[str, torch.Tensor]:
             named[f"{index}.router.{name}"] = parameter.grad.clone()
         for local, expert in enumerate(np.flatnonzero(layer.home_E == layer.group.rank).tolist()):
             for name, parameter in layer.experts.named_parameters():
-                grad = parameter.grad if parameter.grad is not None else torch.zeros_like(parameter)
-                named[f"{index}.{expert}.{name}"] = grad[local].clone()
+                named[f"{index}.{expert}.{name}"] = parameter.grad[local].clone()
     return named
 
 

@@ -55,6 +55,7 @@ class AgentState:
         self.weight_epoch = -1
         self.step = -1
         self.num_invalid_ids = 0
+        self.is_in_step = False
         self._record: StepRecord | None = None
         self._tally = StepTally()
         self._sent_bytes = [0, 0]
@@ -64,7 +65,7 @@ class AgentState:
 
     def begin_step(self, record: StepRecord) -> None:
         """Moves on to the record's step; the weights have changed since the last."""
-        self.step, self._record = record.step, record
+        self.step, self._record, self.is_in_step = record.step, record, True
         self.weight_epoch += 1
         self._tally = StepTally()
         self._reports.begin_step()
@@ -164,8 +165,9 @@ class AgentState:
             )
         self.num_invalid_ids += count
 
-    def summary(self) -> StepSummary:
-        """What the step has done so far."""
+    def end_step(self) -> StepSummary:
+        """What the step has done. From here to the next `begin_step` weights change."""
+        self.is_in_step = False
         return self._tally.summary(step=self.step, mode=self.mode, reason=self.record.reason)
 
     # What the layers ask the planner, through the leader.

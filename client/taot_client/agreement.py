@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 
 import torch.distributed as dist
 
@@ -29,3 +30,23 @@ def check_agreement(group: dist.ProcessGroup, facts: Mapping[str, object], *, si
             raise ValueError(
                 f"the ranks disagree about {field}: {listed}; start every rank with the same model and options"
             )
+
+
+@contextmanager
+def share_refusals(group: dist.ProcessGroup, *, size: int) -> Iterator[None]:
+    """Runs checks of this rank alone and lets all ranks know how they ended. Collective.
+
+    Raises:
+        ValueError: on every rank, if the checks of any rank raised one; with its own error where it was raised.
+    """
+    own: ValueError | None = None
+    try:
+        yield
+    except ValueError as error:
+        own = error
+    texts = all_gather_text(group, str(own or ""), size=size)
+    if own is not None:
+        raise own
+    for rank, text in enumerate(texts):
+        if text:
+            raise ValueError(f"rank {rank} refuses to start: {text}")

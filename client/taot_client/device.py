@@ -19,7 +19,7 @@ def make_mover(group: dist.ProcessGroup, *, device: torch.device, clock: Transfe
     if device.type == "cpu":
         return GlooMover(group, clock=clock, name=name)
     if device.type == "cuda":
-        return NcclMover(group, clock=clock)
+        return NcclMover(group, device=device)
     raise ValueError(f"experts on {device.type!r} devices are not supported: use cpu or cuda")
 
 

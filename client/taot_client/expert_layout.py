@@ -63,16 +63,10 @@ class ExpertLayout:
         """The label of a buffer: [layer, expert, weight epoch, checksum], int64, as a view."""
         return buffer[self.size_bytes : self.buffer_bytes].view(torch.int64)
 
-    def pack(
-        self, tensors: Sequence[torch.Tensor], *, label: Sequence[int], with_checksum: bool = False
-    ) -> torch.Tensor:
-        """Copies an expert's tensors and a label (layer, expert, weight epoch) into a new flat buffer."""
-        buffer = torch.empty(self.buffer_bytes, dtype=torch.uint8, device=tensors[0].device)
+    def fill(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
+        """Copies an expert's tensors into a flat buffer; its label stays as it is."""
         for view, tensor in zip(self.views(buffer), tensors, strict=True):
             view.copy_(tensor.detach())
-        checksum = self.checksum(buffer) if with_checksum else 0
-        self.label(buffer).copy_(torch.tensor([*label, checksum], dtype=torch.int64))
-        return buffer
 
     def checksum(self, buffer: torch.Tensor) -> int:
         """Sum of the content's 64-bit words, wrapping around; never 0, which means none was taken."""

@@ -40,6 +40,7 @@ class _Flight:
         except RuntimeError as error:
             self.error = self.error or error
         finally:
+            self.works.clear()  # they hold the buffers
             self.clock.arrive()
             self.ended.set()
 
@@ -67,6 +68,7 @@ class GlooMover:
 
         What cannot be posted, since the peer has gone, fails when it is waited for.
         """
+        self._posted = [each for each in self._posted if not each.is_done()]
         for shipment in sorted(shipments, key=lambda each: not each.is_receive):
             self._clock.depart()
             flight = _Flight(clock=self._clock)

@@ -7,12 +7,14 @@ called with ranks inside the group, which is all that the rest of the package kn
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
 from dataclasses import dataclass
 from datetime import timedelta
+from typing import cast
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +32,9 @@ class ExpertParallelGroup:
 
     counts: dist.ProcessGroup
     """Gathers counts on the host; gloo."""
+
+    name: str = "ep0"
+    """Tells the groups of a job apart; the same on all ranks of the group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,7 +56,7 @@ def expert_parallel_group(
 ) -> ExpertParallelGroup:
     """Builds the groups of a layer over the ranks of `group`, the default group when None.
 
-    Collective over the ranks of `group`.
+    Collective over the ranks of `group`. The name is `ep` with the first global rank.
     """
     tokens = group if group is not None else dist.group.WORLD
     if tokens is None:
@@ -60,30 +65,60 @@ def expert_parallel_group(
         rank=dist.get_rank(tokens),
         size=dist.get_world_size(tokens),
         tokens=tokens,
-        counts=_new_group(dist.get_process_group_ranks(tokens), backend="gloo", timeout=timeout),
+        counts=_gloo_group(tokens, timeout=timeout),
+        name=f"ep{min(dist.get_process_group_ranks(tokens))}",
     )
 
 
-def agent_groups(group: ExpertParallelGroup, *, timeout: timedelta) -> AgentGroups:
-    """Creates the agent's groups over the ranks of `group`, in the same order on every rank. Collective."""
-    ranks = dist.get_process_group_ranks(group.tokens)
-    backend = dist.get_backend(group.tokens)
-    groups = AgentGroups(
-        control=_new_group(ranks, backend="gloo", timeout=timeout),
-        weights=_new_group(ranks, backend=backend, timeout=timeout),
-        gradients=_new_group(ranks, backend=backend, timeout=timeout),
+def agent_groups(group: ExpertParallelGroup, *, device: torch.device, timeout: timedelta) -> AgentGroups:
+    """Creates the agent's groups over the ranks of `group`, for guests on `device`. Collective.
+
+    Raises:
+        ValueError: if NCCL groups cannot be created, see `_nccl_group`.
+    """
+    make = _nccl_group if device.type == "cuda" else _gloo_group
+    return AgentGroups(
+        control=_gloo_group(group.tokens, timeout=timeout),
+        weights=make(group.tokens, timeout=timeout),
+        gradients=make(group.tokens, timeout=timeout),
     )
-    if backend == "nccl":
-        # NCCL builds a communicator at its first use, which every rank must join.
-        for transfer_group in (groups.weights, groups.gradients):
-            dist.all_reduce(torch.zeros(1, device="cuda"), group=transfer_group)
-    return groups
 
 
-def _new_group(ranks: Sequence[int], *, backend: str, timeout: timedelta) -> dist.ProcessGroup:
-    # Only the members take part, so that groups of one job can start their agents independently.
+_num_created: Counter[tuple[int, ...]] = Counter()
+
+
+def _gloo_group(over: dist.ProcessGroup, *, timeout: timedelta) -> dist.ProcessGroup:
+    """A gloo group that only its members know of.
+
+    Not made by `new_group`: that must be called by every process of the job, or named alike by all members, which it
+    is not when they belong to different numbers of groups. The order of calls among the members is enough here.
+    """
+    ranks = tuple(dist.get_process_group_ranks(over))
+    _num_created[ranks] += 1
+    name = f"taot/{'-'.join(map(str, ranks))}/{_num_created[ranks]}"
+    store = PrefixStore(name, dist.distributed_c10d._get_default_store())
+    # A backend has the methods of a group that this package calls.
+    return cast(dist.ProcessGroup, dist.ProcessGroupGloo(store, dist.get_rank(over), len(ranks), timeout))
+
+
+def _nccl_group(over: dist.ProcessGroup, *, timeout: timedelta) -> dist.ProcessGroup:
+    """An NCCL group made by its members alone.
+
+    torch names such a group after its ranks and the number of groups its process knows.
+
+    Raises:
+        ValueError: if the members know different numbers of groups and would wait for each other for ever.
+    """
+    known = len(dist.distributed_c10d._world.pg_names)
+    counts = torch.tensor([known, -known], device="cuda")
+    dist.all_reduce(counts, op=dist.ReduceOp.MAX, group=over)
+    if counts[0] != -counts[1]:
+        raise ValueError(
+            f"the ranks of the group know between {-counts[1]} and {counts[0]} process groups, so that torch would name"
+            " a new one differently: let every process of the job call new_group alike before the agent is made"
+        )
     group: dist.ProcessGroup = dist.new_group(
-        list(ranks), backend=backend, timeout=timeout, use_local_synchronization=True
+        dist.get_process_group_ranks(over), backend="nccl", timeout=timeout, use_local_synchronization=True
     )
     return group
 

@@ -20,6 +20,9 @@ from taot_client.transfer_schedule import Move
 
 Weights = tuple[torch.Tensor, ...]
 
+_GRADIENT = -1
+"""What the label of a gradient says in place of a weight epoch."""
+
 
 class GradientExchange:
     """The guest gradients of one pass through one layer. Every rank of the group has one, with the same moves."""
@@ -29,48 +32,61 @@ class GradientExchange:
         self._moves = moves
         self._mover = mover
         self._step = step
-        self._inbound: list[tuple[Move, Shipment]] | None = None
+        self._inbound: list[tuple[Move, Shipment]] = []
+        self._state = "waiting"
 
     def launch(self, gradients_of_slot: dict[int, Weights]) -> list[Shipment]:
-        """Posts receives for this rank's experts and sends what its guests produced. Called once, on every rank.
+        """Posts receives for this rank's experts and sends what its guests produced. Once, on every rank.
 
         Returns:
             What was posted.
+
+        Raises:
+            RuntimeError: at the second backward through one forward.
         """
-        assert self._inbound is None, "guest gradients leave once"
-        self._inbound, shipments = [], []
-        layout = self._route.layout
+        self._advance(to="launched", after="waiting")
+        shipments = []
         for move in self._moves:
             if move.home == self._route.rank:
                 shipment = self._route.gradient(move, self._route.new_buffer(), step=self._step)
                 self._inbound.append((move, shipment))
                 shipments.append(shipment)
             elif move.rank == self._route.rank:
-                buffer = layout.pack(gradients_of_slot[move.slot], label=(self._route.layer, move.expert, -1))
+                buffer = self._route.pack(
+                    gradients_of_slot[move.slot], expert=move.expert, epoch=_GRADIENT, with_checksum=False
+                )
                 shipments.append(self._route.gradient(move, buffer, step=self._step))
         self._mover.post(shipments)
         return shipments
 
     def collect(self, *, clock: TransferClock, timeout_seconds: float) -> list[tuple[int, Weights]]:
-        """Waits for the gradients of this rank's experts.
+        """Waits for the gradients of this rank's experts. Once.
 
         Returns:
             (expert, its gradients) per guest, by guest rank and slot: the order in which they are added.
 
         Raises:
             TransferError: if one does not arrive.
+            RuntimeError: if the guests' backward did not run, or this is the second one through one forward.
         """
-        if self._inbound is None:
-            raise RuntimeError(
-                "the gradients of guest experts were never sent: backward did not run through the layer's output"
-            )
+        self._advance(to="collected", after="launched")
         arrived = []
         for move, shipment in sorted(self._inbound, key=lambda pair: (pair[0].rank, pair[0].slot)):
             with clock.exposed():
                 shipment.wait(timeout_seconds)
+            self._route.check_label(shipment.buffer, expert=move.expert, epoch=_GRADIENT)
             arrived.append((move.expert, self._route.layout.views(shipment.buffer)))
         self._inbound = []
         return arrived
+
+    def _advance(self, *, to: str, after: str) -> None:
+        if self._state != after:
+            raise RuntimeError(
+                f"layer {self._route.name!r}: gradients of guest experts are {self._state} and cannot be {to}. Every"
+                " forward needs exactly one backward, through the layer's output; retain_graph and"
+                " torch.autograd.grad for expert weights alone are not supported"
+            )
+        self._state = to
 
 
 class _GuestEntry(torch.autograd.Function):

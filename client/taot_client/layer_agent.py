@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from taot_client.agent_state import AgentState
-from taot_client.coordinator import home_only_pass
-from taot_client.counts_gather import NO_STEP, CallSite, GatheredCounts, count_choices, gather_counts
+from taot_client.coordinator import PlainCoordinator
+from taot_client.counts_gather import CallSite, GatheredCounts, count_choices, gather_counts
+from taot_client.expert_layout import ExpertLayout
 from taot_client.guest_gradients import GradientExchange, Weights, enter_guests, gate_weights
 from taot_client.layer_pass import LayerPass
 from taot_client.layer_route import LayerRoute
@@ -44,6 +45,7 @@ class LayerAgent:
         self._state = state
         self._layer = layer
         self._home_E = layer.home_E
+        self._plain = PlainCoordinator(layer.group, layer.home_E)
         self._local_of = {int(e): i for i, e in enumerate(np.flatnonzero(layer.home_E == route.rank))}
         self.resident_RK = self._no_guests()
         self._prepared: tuple[_GateTicket, Weights] | None = None
@@ -53,9 +55,22 @@ class LayerAgent:
         topology = self._state.topology
         return np.full((topology.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64)
 
+    def check_unchanged(self) -> None:
+        """Checks that the weights are still laid out as at start.
+
+        Raises:
+            RuntimeError: if the model has been moved or cast since.
+        """
+        weights = self._layer.experts.weights()
+        if ExpertLayout.of(weights) != self.route.layout or weights[0].device != self.route.device:
+            raise RuntimeError(
+                f"the expert weights of layer {self.route.name!r} have another shape, dtype or device than when the"
+                " agent was made: make the agent after the model has been moved and cast"
+            )
+
     def begin_step(self, guests_RK: IntArray | None) -> None:
         """Forgets the guests of the past and sends for those of the new step, if it has a plan."""
-        self.slots.clear()
+        self.slots.clear(timeout_seconds=self._state.transfer_timeout_seconds)
         self.pins.clear()
         self._prepared = None
         self.resident_RK = self._no_guests()
@@ -91,7 +106,7 @@ class LayerAgent:
     def admit(self, experts_TK: torch.Tensor) -> LayerPass:
         """Agrees on a pass; a recomputation gets the one it repeats."""
         if not self._is_training:
-            return self._admit_outside_training(experts_TK)
+            return self._plain.admit(experts_TK)
         if self.pins.is_recomputation():
             layer_pass = self.pins.current(self._state.micro_batch_index)
         else:
@@ -112,27 +127,29 @@ class LayerAgent:
             self.slots.weights(slot, expert=expert, weight_epoch=epoch)
             for slot, expert in zip(layer_pass.slots, experts, strict=True)
         ]
-        if layer_pass.exchange is None or not torch.is_grad_enabled():
+        if not torch.is_grad_enabled():
             return x_guest, weights
         if not layer_pass.holds_slots:  # a recomputation finds them held by its forward
             layer_pass.holds_slots = True
             for slot in layer_pass.slots:
                 self.slots.acquire(slot)
+        deliver = self._deliver_for(layer_pass)
+        if layer_pass.exchange is None:  # frozen experts: only the end of the pass is of interest
+            x_guest, _ = enter_guests(x_guest, [], deliver=deliver)
+            return x_guest, weights
         flat = [tensor for tensors in weights for tensor in tensors]
-        x_guest, behind = enter_guests(x_guest, flat, deliver=self._deliver_for(layer_pass))
+        x_guest, behind = enter_guests(x_guest, flat, deliver=deliver)
         return x_guest, _chunks(behind, len(self.route.layout.shapes))
 
     # Forward.
 
     @property
     def _is_training(self) -> bool:
-        return self._layer.training
+        """Whether a forward belongs to a training step.
 
-    def _admit_outside_training(self, experts_TK: torch.Tensor) -> LayerPass:
-        site = CallSite(step=NO_STEP, micro_batch=0, layer=self.route.layer)
-        local = count_choices(experts_TK, num_experts=self._home_E.size)
-        gathered = gather_counts(self._layer.group, local, site=site)
-        return home_only_pass(self._layer.group, self._home_E, experts_TK, gathered, site=site)
+        Between `end_step` and `begin_step` weights change: a forward there, such as a metric, stays home.
+        """
+        return self._layer.training and (self._state.is_in_step or self._state.step < 0)
 
     def _admit_new(self, experts_TK: torch.Tensor) -> LayerPass:
         state, rank = self._state, self.route.rank
@@ -237,10 +254,10 @@ class LayerAgent:
         self._state.note_sent(shipments)
 
     def _pack(self, expert: int) -> torch.Tensor:
-        local = self._local_of[expert]
-        return self.route.layout.pack(
-            [fused[local] for fused in self._layer.experts.weights()],
-            label=(self.route.layer, expert, self._state.weight_epoch),
+        return self.route.pack(
+            [fused[self._local_of[expert]] for fused in self._layer.experts.weights()],
+            expert=expert,
+            epoch=self._state.weight_epoch,
             with_checksum=self._state.options.debug,
         )
 
@@ -281,10 +298,10 @@ class LayerAgent:
                     f"backward of step {layer_pass.site.step} ran in step {self._state.step},"
                     " when its guest weights were gone: end all backwards before agent.begin_step()"
                 )
-            exchange = layer_pass.exchange
-            assert exchange is not None, "only trained layers deliver gradients"
-            per_slot = _chunks(gradients, len(self.route.layout.shapes))
-            self._state.note_sent(exchange.launch(dict(zip(layer_pass.slots, per_slot, strict=True))))
+            if layer_pass.exchange is not None:
+                per_slot = _chunks(gradients, len(self.route.layout.shapes))
+                sent = layer_pass.exchange.launch(dict(zip(layer_pass.slots, per_slot, strict=True)))
+                self._state.note_sent(sent)
             for slot in layer_pass.slots:
                 self.slots.release(slot)
             self.pins.end(layer_pass)

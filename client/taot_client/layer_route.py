@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -31,9 +32,38 @@ class LayerRoute:
     device: torch.device
     """Where the experts live."""
 
+    is_labelled: bool
+    """Whether buffers say whose content they hold. Reading or writing a label on a GPU would stop it."""
+
     def new_buffer(self) -> torch.Tensor:
         """Memory for one expert with its label."""
         return torch.empty(self.layout.buffer_bytes, dtype=torch.uint8, device=self.device)
+
+    def pack(self, tensors: Sequence[torch.Tensor], *, expert: int, epoch: int, with_checksum: bool) -> torch.Tensor:
+        """Copies an expert's tensors into a new buffer."""
+        buffer = self.new_buffer()
+        self.layout.fill(buffer, tensors)
+        if self.is_labelled:
+            checksum = self.layout.checksum(buffer) if with_checksum else 0
+            self.layout.label(buffer).copy_(torch.tensor([self.layer, expert, epoch, checksum]))
+        return buffer
+
+    def check_label(self, buffer: torch.Tensor, *, expert: int, epoch: int) -> None:
+        """Checks that a buffer holds what it should.
+
+        Raises:
+            RuntimeError: saying what it holds instead, or that its content changed on the way.
+        """
+        if not self.is_labelled:
+            return
+        *got, checksum = self.layout.label(buffer).tolist()
+        if got != [self.layer, expert, epoch]:
+            raise RuntimeError(
+                f"a buffer for (layer, expert, weight epoch) {[self.layer, expert, epoch]} of layer {self.name!r}"
+                f" holds {got}"
+            )
+        if checksum and checksum != self.layout.checksum(buffer):
+            raise RuntimeError(f"expert {expert} of layer {self.name!r} changed between send and use")
 
     def weights(self, move: Move, buffer: torch.Tensor, *, step: int) -> Shipment:
         """This rank's end of a guest's way out, from home to guest rank."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from typing import Any
 
 import numpy as np
 
@@ -38,6 +39,18 @@ class Leader:
         """Says goodbye to the planner."""
         if self.link is not None:
             self.link.close()
+
+    def planner_stats(self) -> dict[str, Any]:
+        """The state of the link for logs; empty without a planner."""
+        if self.link is None:
+            return {}
+        return {
+            "connected": self.link.is_connected,
+            "reconnects": self.link.num_reconnects,
+            "rejected_plans": self.link.num_rejected_plans,
+            "dropped_reports": self.link.num_dropped_reports,
+            "plan": self.link.plan,
+        }
 
     def next_record(self, *, step: int) -> StepRecord:
         """Decides what `step` does. Logs when the reason changes."""

@@ -8,10 +8,13 @@ import torch
 from torch import nn
 from torch.distributed.tensor import DTensor
 
+from taot_client.coordinator import PlainCoordinator
 from taot_client.expert_layout import ExpertLayout
 from taot_client.moe_layer import ExpertParallelMoE
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+
+_DEVICES = ("cpu", "cuda")
 
 NamedLayer = tuple[str, ExpertParallelMoE]
 
@@ -43,20 +46,35 @@ def refuse_unsupported(layers: Sequence[NamedLayer]) -> None:
     Raises:
         ValueError: naming the layer and what is not supported.
     """
-    group = layers[0][1].group
+    group, device = layers[0][1].group, model_device(layers)
+    if device.type not in _DEVICES:
+        raise ValueError(f"experts on {device.type!r} devices are not supported, use one of {_DEVICES}")
     for name, layer in layers:
         weights = layer.experts.weights()
         if layer.group != group:
             raise ValueError(f"layer {name!r} uses another expert-parallel group than {layers[0][0]!r}")
-        if any(isinstance(weight, DTensor) for weight in weights):
-            raise ValueError(f"layer {name!r}: expert weights sharded by FSDP or tensor parallelism are not supported")
-        odd = [weight.dtype for weight in weights if weight.dtype not in _DTYPES]
-        if odd:
-            raise ValueError(f"layer {name!r}: expert weights of {odd[0]} are not supported, use one of {_DTYPES}")
-        if any(hasattr(weight, "main_grad") for weight in weights):
-            raise ValueError(f"layer {name!r}: gradients kept in `main_grad` are not supported, use `.grad`")
-        if len({weight.requires_grad for weight in weights}) > 1:
-            raise ValueError(f"layer {name!r}: training only some tensors of an expert is not supported")
+        if not isinstance(layer.coordinator, PlainCoordinator):
+            raise ValueError(f"layer {name!r} has an agent already: close it before the next one is made")
+        if any(weight.device != device for weight in weights):
+            raise ValueError(f"layer {name!r}: all experts of a rank must be on one device, {device} here")
+        _refuse_weights(name, weights, num_home=int((layer.home_E == group.rank).sum()))
+
+
+def _refuse_weights(name: str, weights: Sequence[torch.Tensor], *, num_home: int) -> None:
+    if any(isinstance(weight, DTensor) or weight.shape[0] != num_home for weight in weights):
+        raise ValueError(f"layer {name!r}: expert weights sharded by FSDP or tensor parallelism are not supported")
+    odd = [weight.dtype for weight in weights if weight.dtype not in _DTYPES]
+    if odd:
+        raise ValueError(f"layer {name!r}: expert weights of {odd[0]} are not supported, use one of {_DTYPES}")
+    if any(hasattr(weight, "main_grad") for weight in weights):
+        raise ValueError(f"layer {name!r}: gradients kept in `main_grad` are not supported, use `.grad`")
+    if len({weight.requires_grad for weight in weights}) > 1:
+        raise ValueError(f"layer {name!r}: training only some tensors of an expert is not supported")
+
+
+def model_device(layers: Sequence[NamedLayer]) -> torch.device:
+    """Where the experts of this rank live."""
+    return layers[0][1].experts.weights()[0].device
 
 
 def describe_layer(name: str, layer: ExpertParallelMoE) -> dict[str, object]:

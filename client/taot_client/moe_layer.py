@@ -136,6 +136,11 @@ class ExpertParallelMoE(nn.Module):
         x_TD = x.reshape(-1, x.shape[-1])
         home_weights = self.coordinator.gate(self.experts.weights())
         weights_TK, experts_TK = self.router(x_TD, self.coordinator.pinned_choice())
+        if experts_TK.shape[0] != x_TD.shape[0]:
+            raise RuntimeError(
+                f"the layer got {x_TD.shape[0]} tokens and choices for {experts_TK.shape[0]}: a recomputation must see"
+                " the tokens of its forward, so wrap both in the same `agent.micro_batch(index)`"
+            )
         layer_pass = self.coordinator.admit(experts_TK)
 
         received_ND, sent_order = self._dispatch(x_TD, layer_pass)
@@ -194,7 +199,8 @@ class ExpertParallelMoE(nn.Module):
             ]
         else:
             outputs.append(x_guest)
-        return _ungroup(torch.cat(outputs), group_order)
+        # One dtype on all ranks, whatever autocast made of the experts: rows are exchanged next.
+        return _ungroup(torch.cat(outputs).to(received_ND.dtype), group_order)
 
     def _combine(self, returned_MD: torch.Tensor, sent_order: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
         """Adds up the weighted outputs of each token in the order of its choices, wherever they were computed."""

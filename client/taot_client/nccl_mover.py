@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from taot_client.shipment import Shipment, TransferClock
+from taot_client.shipment import Shipment
 
 MAX_BATCH_OPERATIONS = 256
 """Larger batches of point-to-point operations have been seen to hang (pytorch issue 174288)."""
@@ -33,12 +33,17 @@ class _Arrival:
 
 
 class NcclMover:
-    """Carries shipments over an NCCL group."""
+    """Carries shipments over an NCCL group, in batches that match on all ranks.
 
-    def __init__(self, group: dist.ProcessGroup, *, clock: TransferClock) -> None:
+    The host neither waits nor times: `Shipment.wait` and `drain` make the current stream wait, and a transfer that
+    never ends is ended by the process group's own timeout.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, *, device: torch.device) -> None:
         self._group = group
-        self._clock = clock
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream(device)
+        # NCCL builds a communicator at its first use, which every rank must join.
+        dist.all_reduce(torch.zeros(1, device=device), group=group)
 
     def post(self, shipments: list[Shipment]) -> None:
         """Enqueues the transfers in batches, behind what the current stream has been given so far."""

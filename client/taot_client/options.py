@@ -30,8 +30,8 @@ class AgentOptions:
     training_job: str = "training"
     """The job, as operators know it. 1 to 128 characters of `[A-Za-z0-9._-]`."""
 
-    group: str = "ep0"
-    """This expert-parallel group within the job, likewise."""
+    group: str | None = None
+    """This expert-parallel group within the job, likewise. None: `ExpertParallelGroup.name`."""
 
     algorithm: str = "taot"
     """Which algorithm plans, in the service and inline."""
@@ -64,7 +64,8 @@ class AgentOptions:
     """How long ranks wait for a plan in `blocking` mode."""
 
     transfer_timeout: timedelta = timedelta(seconds=30)
-    """How long a rank waits for guest weights or gradients once its peers are known to have reached the layer."""
+    """How long a rank waits for guest weights or gradients once its peers are known to have reached the layer.
+    On CUDA the host does not wait: there `group_timeout` bounds a transfer."""
 
     group_timeout: timedelta = timedelta(minutes=10)
     """Timeout of the process groups that the agent creates."""

@@ -27,7 +27,10 @@ class PinnedPasses:
 
     @property
     def num_in_flight(self) -> int:
-        """Passes whose backward has not ended; the same on all ranks, which run the same program."""
+        """Passes whose backward has not ended; the same on all ranks, which run the same program.
+
+        A training-mode forward that never gets a backward counts until the step ends: evaluate in eval mode.
+        """
         return len(self._pins)
 
     def next_index(self, micro_batch: int | None) -> int:
@@ -40,8 +43,8 @@ class PinnedPasses:
             return self._next
         if micro_batch in self._pins:
             raise RuntimeError(
-                f"layer {self._layer!r} ran twice in micro-batch {micro_batch} before its backward:"
-                " give every forward between two backwards its own agent.micro_batch(index)"
+                f"layer {self._layer!r} ran twice in micro-batch {micro_batch} before its backward: give every forward"
+                " its own agent.micro_batch(index); a layer used twice in one forward is not supported"
             )
         return micro_batch
 

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 import logging
 import os
-import queue
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 
 import grpc
@@ -19,6 +18,8 @@ from taot_api import LayerSpec, PublishedPlan, RoutingReport, SessionSpec, codec
 from taot_api.v1 import planner_pb2 as pb
 from taot_api.v1 import planner_pb2_grpc
 from taot_client.environment import proxy_variables
+from taot_client.fork_guard import guard
+from taot_client.report_queue import ReportQueue
 from taot_client.step_record import check_identity
 from taot_planning.layer_plan import check_guests
 
@@ -30,6 +31,9 @@ _CHANNEL_OPTIONS = [
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1000),
+    # Notices a connection that has silently gone.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.max_receive_message_length", 64 * 1024 * 1024),
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
 ]
@@ -45,7 +49,7 @@ _REFUSALS = (
 
 
 class PlannerLink:
-    """One session with the planner, reopened as often as it takes."""
+    """One session with the planner, reopened as often as it takes, until the planner refuses the job."""
 
     def __init__(self, address: str, spec: SessionSpec) -> None:
         """Prepares the link to host:port or a unix: path; `start` opens it."""
@@ -53,20 +57,20 @@ class PlannerLink:
         self._spec = spec
         self._pid = os.getpid()
         self._lock = threading.Lock()
-        self._stopping = threading.Event()
-        self._opened = threading.Event()
+        self._closing = threading.Event()
+        self._first_answer = threading.Event()
         self._refusal: str | None = None
         self._is_connected = False
         self._session_id: str | None = None
         self._plan: PublishedPlan | None = None
         self._watch: grpc.Call | None = None
         self._channel: grpc.Channel | None = None
-        self._reports: queue.Queue[RoutingReport | None] = queue.Queue(maxsize=_MAX_WAITING_REPORTS)
+        self._reports = ReportQueue(capacity=_MAX_WAITING_REPORTS)
         self._threads: list[threading.Thread] = []
+        self._unanswered_step: int | None = None
         self.is_paused = False
         self.num_reconnects = 0
         self.num_rejected_plans = 0
-        self.num_dropped_reports = 0
 
     # What the training thread asks. None of it waits for the network, except `plan_now`.
 
@@ -78,12 +82,12 @@ class PlannerLink:
         """
         self._channel = grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS)
         self._stub = planner_pb2_grpc.PlannerServiceStub(self._channel)
-        os.register_at_fork(after_in_child=self._abandon_in_child)
-        for target in (self._keep_watching, self._send_reports):
-            thread = threading.Thread(target=target, name=f"taot-{target.__name__.strip('_')}", daemon=True)
+        guard(self)
+        for name, target in (("session", self._keep_session), ("reports", self._send_reports)):
+            thread = threading.Thread(target=self._guarded, args=(target,), name=f"taot-{name}", daemon=True)
             thread.start()
             self._threads.append(thread)
-        if not self._opened.wait(wait.total_seconds()):
+        if not self._first_answer.wait(wait.total_seconds()):
             logger.warning(
                 "no planner at %s after %.1f s; training goes on without it and it is looked for in the background%s",
                 self._address,
@@ -102,33 +106,30 @@ class PlannerLink:
         """The newest plan that was accepted."""
         return self._plan
 
+    @property
+    def num_dropped_reports(self) -> int:
+        """Reports that were never sent, because newer ones came first."""
+        return self._reports.num_dropped
+
     def report(self, report: RoutingReport) -> None:
         """Queues a report; when the planner is slower than training, the oldest waiting one gives way."""
         self._check_process()
-        while True:
-            try:
-                self._reports.put_nowait(report)
-                return
-            except queue.Full:
-                try:
-                    self._reports.get_nowait()
-                    self.num_dropped_reports += 1
-                except queue.Empty:
-                    continue
+        self._reports.put(report)
 
     def plan_now(self, report: RoutingReport, *, layer: int, deadline: timedelta) -> PublishedPlan | None:
         """Asks for a plan of one layer and waits until `deadline`; None when there is no answer.
 
-        While the planner is away it is not asked at all, so that a step never waits for many deadlines.
+        A planner that is away, or has missed a deadline in this step, is not asked: a step waits for one at most.
         """
         self._check_process()
-        if not (self._is_connected and self._session_id):
+        if not (self._is_connected and self._session_id) or self._unanswered_step == report.step:
             return None
         request = pb.PlanNowRequest(report=codec.encode_report(self._session_id, report), layer_indices=[layer])
         try:
             response = self._stub.PlanNow(request, timeout=deadline.total_seconds())
             return self._decode(response.plan, [self._spec.layers[layer]])
         except grpc.RpcError as error:
+            self._unanswered_step = report.step
             self._note_failure("PlanNow", error)
         except ValueError as error:
             self._note_rejected(error)
@@ -136,36 +137,51 @@ class PlannerLink:
 
     def close(self) -> None:
         """Says goodbye, waiting for at most a second, and ends the threads."""
-        if self._channel is None or os.getpid() != self._pid or self._stopping.is_set():
+        if self._channel is None or os.getpid() != self._pid or self._closing.is_set():
             return
-        self._stopping.set()
-        self._reports_stop()
-        with self._lock:
-            if self._watch is not None:
-                self._watch.cancel()
+        self._closing.set()
+        self._reports.close()
+        self._end_watch()
         if self._session_id is not None and self._is_connected:
             try:
                 self._stub.CloseSession(pb.CloseSessionRequest(session_id=self._session_id), timeout=1.0)
             except grpc.RpcError as error:
                 logger.info("no goodbye to the planner at %s: %s", self._address, _describe(error))
+        self._channel.close()  # ends calls in flight, and with them the threads
         for thread in self._threads:
-            thread.join(timeout=_CALL_SECONDS + 1)
-        self._channel.close()
+            thread.join(timeout=_CALL_SECONDS)
+
+    def abandon(self) -> object:
+        """Lets go of the connection in a forked child (see `fork_guard`)."""
+        connection = (self._channel, self._watch, self._stub)
+        self._channel = None
+        return connection
 
     # The session thread.
 
-    def _keep_watching(self) -> None:
-        while not self._stopping.is_set():
-            try:
-                if self._open():
-                    self._follow()
-            except grpc.RpcError as error:
-                if not self._stopping.is_set():
-                    self._note_failure("connection", error)
-            self._stopping.wait(_RETRY_SECONDS)
+    def _guarded(self, target: Callable[[], None]) -> None:
+        try:
+            target()
+        except Exception:  # noqa: BLE001 - the top of a thread
+            if not self._closing.is_set():
+                logger.exception("the link to the planner has broken; training goes on without it")
+        finally:
+            self._is_connected = False
 
-    def _open(self) -> bool:
-        """Opens the session; False when the planner refuses the job, in which case it is not asked again."""
+    def _keep_session(self) -> None:
+        while not self._closing.is_set():
+            try:
+                self._open()
+                if self._refusal is not None:
+                    return
+                self._follow()
+            except grpc.RpcError as error:
+                if not self._closing.is_set():
+                    self._note_failure("connection", error)
+            self._closing.wait(_RETRY_SECONDS)
+
+    def _open(self) -> None:
+        """Opens the session; a planner that refuses the job is not asked again."""
         try:
             response = self._stub.OpenSession(codec.encode_session_spec(self._spec), timeout=_CALL_SECONDS)
         except grpc.RpcError as error:
@@ -173,11 +189,11 @@ class PlannerLink:
                 raise
             self._refusal = error.details()
             self._is_connected = False
-            self._stopping.set()
-            if self._opened.is_set():
+            self._reports.close()
+            if self._first_answer.is_set():
                 logger.error("the planner refuses this job, training goes on without it: %s", self._refusal)
-            self._opened.set()
-            return False
+            self._first_answer.set()
+            return
         self._session_id = response.session.session_id
         self._note_success()
         logger.info(
@@ -187,17 +203,16 @@ class PlannerLink:
             response.session.planner_release,
             response.session.planner_epoch,
         )
-        if self._opened.is_set():
+        if self._first_answer.is_set():
             self.num_reconnects += 1
-        self._opened.set()
-        return True
+        self._first_answer.set()
 
     def _follow(self) -> None:
         call = self._stub.WatchPlans(pb.WatchPlansRequest(session_id=self._session_id))
         with self._lock:
             self._watch = call
         for response in call:
-            if self._stopping.is_set():
+            if self._closing.is_set():
                 return
             try:
                 self._plan = self._decode(response.plan, self._spec.layers)
@@ -229,34 +244,27 @@ class PlannerLink:
                 request = codec.encode_report(self._session_id, report)
                 response = self._stub.ReportRouting(request, timeout=_CALL_SECONDS)
             except grpc.RpcError as error:
-                if self._stopping.is_set():
+                if self._closing.is_set():
                     return
                 if error.code() in _REFUSALS:
                     logger.warning("the planner refuses a report: %s", error.details())
                     continue
                 self._note_failure("ReportRouting", error)
                 if error.code() is grpc.StatusCode.NOT_FOUND:
-                    self._reopen()
+                    self._end_watch()
                 continue
             self._note_success()
             self.is_paused = response.is_paused
 
-    def _reports_stop(self) -> None:
-        while True:
-            try:
-                self._reports.put_nowait(None)
-                return
-            except queue.Full:
-                try:
-                    self._reports.get_nowait()
-                except queue.Empty:
-                    continue
-
-    def _reopen(self) -> None:
-        """Ends the watch, so that the session thread opens a new session."""
+    def _end_watch(self) -> None:
+        """Ends the watch; unless the link is closing, the session thread then opens a new session."""
         with self._lock:
             if self._watch is not None:
                 self._watch.cancel()
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise RuntimeError("the agent belongs to the process that created it; a forked child cannot use it")
 
     # Logged on change only.
 
@@ -273,20 +281,6 @@ class PlannerLink:
     def _note_rejected(self, error: ValueError) -> None:
         self.num_rejected_plans += 1
         logger.error("a plan of the planner at %s was refused, the last one stays: %s", self._address, error)
-
-    # Forks: a child, such as a data loader's worker, must neither use nor tear down the parent's connection.
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._pid:
-            raise RuntimeError("the agent belongs to the process that created it; a forked child cannot use it")
-
-    def _abandon_in_child(self) -> None:
-        # Dropping the last reference would run gRPC's clean-up, whose threads do not exist in the child.
-        _ABANDONED.append((self._channel, self._watch, self._stub))
-        self._channel = None
-
-
-_ABANDONED: list[object] = []
 
 
 def _describe(error: grpc.RpcError) -> str:

@@ -7,7 +7,7 @@ from enum import Enum
 
 import torch
 
-from taot_client.expert_layout import ExpertLayout
+from taot_client.layer_route import LayerRoute
 from taot_client.shipment import Shipment
 
 
@@ -44,12 +44,10 @@ class Slot:
 class SlotTable:
     """The slots of one layer on this rank, allocated once."""
 
-    def __init__(self, *, num_slots: int, layout: ExpertLayout, device: torch.device, poison: bool) -> None:
-        self.layout = layout
+    def __init__(self, route: LayerRoute, *, num_slots: int, poison: bool) -> None:
+        self._route = route
         self._poison = poison
-        self.slots = [
-            Slot(buffer=torch.zeros(layout.buffer_bytes, dtype=torch.uint8, device=device)) for _ in range(num_slots)
-        ]
+        self.slots = [Slot(buffer=route.new_buffer().zero_()) for _ in range(num_slots)]
         for slot in self.slots:
             self._fill_with_nan(slot)
 
@@ -90,8 +88,8 @@ class SlotTable:
         """
         slot = self.slots[index]
         assert slot.state in (SlotState.READY, SlotState.IN_USE), f"slot {index} is {slot.state.value}, not ready"
-        self._check_label(slot, expert=expert, weight_epoch=weight_epoch)
-        return self.layout.views(slot.buffer)
+        self._route.check_label(slot.buffer, expert=expert, epoch=weight_epoch)
+        return self._route.layout.views(slot.buffer)
 
     def acquire(self, index: int) -> None:
         """Notes that one more micro-batch needs the slot's weights until its backward has ended."""
@@ -107,10 +105,14 @@ class SlotTable:
         if slot.num_users == 0:
             slot.state = SlotState.READY
 
-    def clear(self) -> None:
-        """Empties every slot: the weights it holds belong to the past."""
-        for slot in self.slots:
-            assert slot.shipment is None or slot.shipment.is_done(), "a slot is emptied only after its receive"
+    def clear(self, *, timeout_seconds: float) -> None:
+        """Empties every slot: the weights it holds belong to the past.
+
+        Raises:
+            TransferError: if a receive under way does not end; its memory cannot be used again.
+        """
+        for index, slot in enumerate(self.slots):
+            self.await_arrival(index, timeout_seconds=timeout_seconds)
             slot.state, slot.expert, slot.weight_epoch = SlotState.EMPTY, -1, -1
             slot.shipment, slot.num_users = None, 0
             self._fill_with_nan(slot)
@@ -119,21 +121,8 @@ class SlotTable:
         if slot.state is SlotState.RECEIVING and slot.shipment is not None and slot.shipment.is_done():
             slot.state = SlotState.READY
 
-    def _check_label(self, slot: Slot, *, expert: int, weight_epoch: int) -> None:
-        on_host = slot.buffer.device.type == "cpu"
-        if not (on_host or self._poison):
-            return  # reading it would stop the device
-        _, got_expert, got_epoch, checksum = self.layout.label(slot.buffer).tolist()
-        if (got_expert, got_epoch) != (expert, weight_epoch):
-            raise RuntimeError(
-                f"a guest slot holds expert {got_expert} of weight epoch {got_epoch},"
-                f" the plan says expert {expert} of epoch {weight_epoch}"
-            )
-        if checksum and checksum != self.layout.checksum(slot.buffer):
-            raise RuntimeError(f"the weights of guest expert {expert} changed between send and use")
-
     def _fill_with_nan(self, slot: Slot) -> None:
         if self._poison:
             # Behind autograd's back, as transfers write: a late backward is told by the agent what went wrong.
-            for view in self.layout.views(slot.buffer.data):
+            for view in self._route.layout.views(slot.buffer.data):
                 view.fill_(float("nan"))

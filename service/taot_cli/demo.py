@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import sys
 import sysconfig
 import tempfile
@@ -41,6 +42,8 @@ def demo(
     """
     console = Console()
     started = time.monotonic()
+    for number in (signal.SIGTERM, signal.SIGHUP):  # leave through the `with` blocks that end the children
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
     console.print(
         f"A byte-level mixture of experts learns the Python standard library: {ranks} ranks as"
         f" {-(-ranks // ranks_per_node)} emulated nodes, {steps} steps, twice from the same seed and data."

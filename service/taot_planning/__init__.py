@@ -13,7 +13,7 @@ from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, PlanStats, check_pla
 from taot_planning.layer_problem import LayerProblem, contiguous_homes
 from taot_planning.load import imbalance, rank_loads
 from taot_planning.options import PlanningOptions
-from taot_planning.topology import Level, Topology, two_level_topology
+from taot_planning.topology import Level, Topology, node_topology, two_level_topology
 from taot_planning.warm_up import warm_up
 
 __version__ = "0.1.0"
@@ -32,6 +32,7 @@ __all__ = [
     "check_plan",
     "contiguous_homes",
     "imbalance",
+    "node_topology",
     "plan_from_guests",
     "plan_layer",
     "rank_loads",

@@ -139,23 +139,35 @@ def _check_cost_matrix(matrix_RR: IntArray, *, num_ranks: int) -> None:
 
 
 def two_level_topology(*, num_ranks: int, ranks_per_node: int, slots: int, inter_cost: float) -> Topology:
-    """Nodes of `ranks_per_node` consecutive ranks; a move between nodes costs `inter_cost`, within one 1.
-
-    The last node may hold fewer ranks.
+    """Nodes of `ranks_per_node` consecutive ranks, as `node_topology` joins them; the last may hold fewer.
 
     Raises:
         ValueError: if a number is out of range.
     """
     if ranks_per_node < 1:
         raise ValueError(f"ranks_per_node must be >= 1, got {ranks_per_node}")
+    node_R = np.arange(num_ranks, dtype=np.int64) // ranks_per_node
+    return node_topology(node_R, slots=slots, inter_cost=inter_cost)
+
+
+def node_topology(node_R: IntArray, *, slots: int, inter_cost: float) -> Topology:
+    """Ranks on nodes; a move between nodes costs `inter_cost`, within one 1.
+
+    Args:
+        node_R: node of each rank. Shape: [ranks].
+        slots: guest slots of every rank.
+        inter_cost: relative to a move within a node, 1 or more.
+
+    Raises:
+        ValueError: if a number is out of range.
+    """
     if not math.isfinite(inter_cost):
         raise ValueError(f"inter_cost must be a number, got {inter_cost}")
-    node_R = np.arange(num_ranks, dtype=np.int64) // ranks_per_node
     return Topology(
         levels=(
             Level(name="node", transfer_cost_milli=INNERMOST_COST_MILLI),
             Level(name="cluster", transfer_cost_milli=round(inter_cost * 1000)),
         ),
         domains_RV=np.stack([node_R, np.zeros_like(node_R)], axis=1),
-        slots_R=np.full(num_ranks, slots, dtype=np.int64),
+        slots_R=np.full(node_R.size, slots, dtype=np.int64),
     )

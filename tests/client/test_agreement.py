@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pytest
 from rank_threads import Rank, run_ranks
 
-from taot_client.agreement import check_agreement
+from taot_client.agreement import check_agreement, share_refusals
 from taot_client.groups import all_gather_text
 
 
@@ -63,3 +63,50 @@ def test_texts_of_any_length_and_script_are_gathered() -> None:
         return all_gather_text(rank.group.counts, texts[rank.group.rank], size=rank.group.size)
 
     assert run_ranks(4, body) == [texts] * 4
+
+
+# Checks of one rank alone.
+
+
+class OwnError(ValueError):
+    """What a check of one rank raises."""
+
+
+def shared_refusals(num_ranks: int, *, at_fault: set[int]) -> list[str]:
+    """What every rank is told when the checks of some fail; empty where nothing was wrong."""
+
+    def body(rank: Rank) -> str:
+        own = OwnError(f"no good: {rank.group.rank}")
+        caught: ValueError | None = None
+        checked = False
+        try:
+            with share_refusals(rank.group.counts, size=rank.group.size):
+                checked = True
+                if rank.group.rank in at_fault:
+                    raise own
+        except ValueError as error:
+            caught = error
+        assert checked
+        assert (caught is own) == (rank.group.rank in at_fault)
+        # However it ended, the ranks are still in step with each other.
+        next_words = all_gather_text(rank.group.counts, str(rank.group.rank), size=rank.group.size)
+        assert next_words == [str(each) for each in range(rank.group.size)]
+        return "" if caught is None else str(caught)
+
+    return run_ranks(num_ranks, body)
+
+
+def test_checks_that_pass_everywhere_refuse_nothing() -> None:
+    assert shared_refusals(3, at_fault=set()) == ["", "", ""]
+
+
+@pytest.mark.parametrize("odd_one", [0, 2])
+def test_a_check_that_fails_on_one_rank_is_refused_by_all(odd_one: int) -> None:
+    expected = [f"rank {odd_one} refuses to start: no good: {odd_one}"] * 3
+    expected[odd_one] = f"no good: {odd_one}"
+    assert shared_refusals(3, at_fault={odd_one}) == expected
+
+
+def test_every_rank_at_fault_gets_its_own_error_and_the_others_the_first() -> None:
+    first = "rank 1 refuses to start: no good: 1"
+    assert shared_refusals(4, at_fault={1, 2}) == [first, "no good: 1", "no good: 2", first]

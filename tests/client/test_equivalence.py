@@ -4,13 +4,28 @@ from __future__ import annotations
 
 import threading
 from functools import partial
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from rank_threads import run_ranks
-from tiny_moe import FixedRouter, TinyConfig, assert_same_gradients, merged, train, train_dense
+from tiny_moe import (
+    DenseMoE,
+    FixedRouter,
+    TinyConfig,
+    TinyMoE,
+    assert_same_gradients,
+    batch,
+    loss_of,
+    merged,
+    train,
+    train_dense,
+)
+from torch.utils.checkpoint import checkpoint
 
-from taot_client import Agent, AgentOptions
+from taot_client import Agent, AgentOptions, layer_agent
+from taot_planning import LayerPlan
 
 RANKS = 4
 
@@ -204,3 +219,71 @@ def test_ranks_with_different_models_all_stop_and_name_the_field():
             train(rank, config, options(), num_steps=1)
 
     run_ranks(2, body)
+
+
+def test_a_home_expert_whose_tokens_all_went_to_guests_gets_their_gradients(monkeypatch):
+    # No plan would do that for balance alone: force it, so that homes compute nothing at all.
+    def everything_to_guests(problem, guests_RK):
+        quota_SRK = np.zeros((problem.num_ranks, *guests_RK.shape), dtype=np.int64)
+        for expert in np.unique(guests_RK[guests_RK >= 0]):
+            rank, slot = np.argwhere(guests_RK == expert)[0]
+            quota_SRK[:, rank, slot] = problem.counts_RE[:, expert]
+        used_RK = quota_SRK.any(axis=0)
+        return LayerPlan(guests_RK=np.where(used_RK, guests_RK, -1), quota_SRK=quota_SRK)
+
+    monkeypatch.setattr(layer_agent, "plan_from_guests", everything_to_guests)
+    monkeypatch.setattr(layer_agent, "plan_layer", lambda problem, **_: SimpleNamespace(guests_RK=SWAPPED_RK))
+    config = TinyConfig(num_experts=2, num_layers=2, tokens_by_rank=(30, 20), dtype=torch.float64)
+    got = run(config, options(num_slots=1), num_steps=2, num_ranks=2)
+    assert guests_moved(got) == 2 * 2 * 2
+    assert_same_gradients(got, train_dense(config, num_ranks=2, num_steps=2), tolerance=1e-10)
+
+
+SWAPPED_RK = np.array([[1], [0]])
+"""Each of two ranks hosts the other's only expert."""
+
+
+def test_autocast_to_bf16_exchanges_rows_of_one_dtype():
+    config = TinyConfig(dtype=torch.float32, num_layers=2)
+
+    def body(rank, agent_options):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return train(rank, config, agent_options, num_steps=2)
+
+    static, got = (merged(run_ranks(RANKS, partial(body, agent_options=each))) for each in (None, options()))
+    assert guests_moved(got) > 0
+    assert got.losses == pytest.approx(static.losses, rel=2e-2)
+
+
+def test_frozen_experts_are_balanced_and_the_other_gradients_are_right():
+    config = TinyConfig(num_layers=2)
+
+    def body(rank, agent_options):
+        model = TinyMoE(config, rank.group)
+        for layer in model.layers:
+            layer.experts.requires_grad_(False)
+        agent = Agent(model, agent_options, groups=rank.agent_groups)
+        gradients = []
+        for step in range(2):
+            agent.begin_step()
+            for index in range(2):
+                x = batch(config, step=step, rank=rank.group.rank, micro_batch=index)
+                loss_of(checkpoint(model, x.requires_grad_(), use_reentrant=False)).backward()
+            assert all(layer.pins.num_in_flight == 0 for layer in agent._agent.state.layers)
+            summary = agent.end_step()
+            assert summary.guests_intra + summary.guests_inter > 0
+            agent.weights_changed()
+            gradients.append([layer.router.weight.grad.clone() for layer in model.layers])
+            model.zero_grad()
+        agent.close()
+        return gradients
+
+    got = run_ranks(2, partial(body, agent_options=options(ranks_per_node=1)))
+    for rank, gradients in enumerate(got):
+        dense = DenseMoE(config)
+        for step in range(2):
+            dense.zero_grad()
+            for index in range(2):
+                loss_of(dense(batch(config, step=step, rank=rank, micro_batch=index))).backward()
+            for router, grad in zip(dense.routers, gradients[step], strict=True):
+                assert (router.weight.grad - grad).norm() <= 1e-10 * grad.norm()

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 
@@ -15,6 +17,13 @@ def fused_tensor(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
     num_bytes = torch.Size(shape).numel() * dtype.itemsize
     generator = torch.Generator().manual_seed(num_bytes)
     return torch.randint(0, 256, (num_bytes,), dtype=torch.uint8, generator=generator).view(dtype).view(shape)
+
+
+def filled(layout: ExpertLayout, tensors: Sequence[torch.Tensor]) -> torch.Tensor:
+    """A buffer with these tensors, in memory that held something else before."""
+    buffer = torch.full((layout.buffer_bytes,), 0xA5, dtype=torch.uint8)
+    layout.fill(buffer, tensors)
+    return buffer
 
 
 MIXTURES = {
@@ -37,7 +46,7 @@ def test_an_expert_comes_out_as_it_went_in(mixture: list[tuple[tuple[int, ...], 
     fused = [fused_tensor(shape, dtype) for shape, dtype in mixture]
     layout = ExpertLayout.of(fused)
     for local in range(fused[0].shape[0]):
-        views = layout.views(layout.pack([tensor[local] for tensor in fused], label=(0, local, 0)))
+        views = layout.views(filled(layout, [tensor[local] for tensor in fused]))
         for view, tensor in zip(views, fused, strict=True):
             assert (view.shape, view.dtype) == (tensor.shape[1:], tensor.dtype)
             assert bits(view) == bits(tensor[local])
@@ -49,7 +58,7 @@ def test_transposed_and_sliced_weights_are_packed_in_logical_order() -> None:
     assert not transposed.is_contiguous()
     assert not sliced.is_contiguous()
     layout = ExpertLayout.of([transposed, sliced])
-    buffer = layout.pack([transposed[1], sliced[1]], label=(0, 0, 0))
+    buffer = filled(layout, [transposed[1], sliced[1]])
     for view, original in zip(layout.views(buffer), (transposed[1], sliced[1]), strict=True):
         assert view.is_contiguous()
         assert view.shape == original.shape
@@ -73,7 +82,7 @@ def test_views_write_through_to_the_buffer_and_do_not_overlap() -> None:
 def test_every_tensor_and_the_label_begin_where_wide_loads_may() -> None:
     fused = [fused_tensor(shape, dtype) for shape, dtype in MIXTURES["fp64, fp32 and bf16"]]
     layout = ExpertLayout.of(fused)
-    buffer = layout.pack([tensor[0] for tensor in fused], label=(0, 0, 0))
+    buffer = filled(layout, [tensor[0] for tensor in fused])
     for view in (*layout.views(buffer), layout.label(buffer)):
         assert (view.data_ptr() - buffer.data_ptr()) % 16 == 0
 
@@ -84,16 +93,25 @@ def test_the_size_counts_the_content_and_the_buffer_the_label_too() -> None:
     assert layout.buffer_bytes == layout.size_bytes + 4 * 8
 
 
-def test_the_label_says_layer_expert_and_weight_epoch() -> None:
+def test_filling_leaves_the_label_alone() -> None:
     layout = ExpertLayout.of([torch.zeros(1, 3)])
-    buffer = layout.pack([torch.ones(3)], label=(12, 2**40, -1))
-    assert layout.label(buffer).tolist() == [12, 2**40, -1, 0]
+    buffer = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
+    layout.label(buffer).copy_(torch.tensor([12, 2**40, -1, 7]))
+    layout.fill(buffer, [torch.ones(3)])
+    assert layout.views(buffer)[0].tolist() == [1.0] * 3
+    assert layout.label(buffer).tolist() == [12, 2**40, -1, 7]
 
 
-def test_packing_leaves_the_weights_and_their_graph_alone() -> None:
+def test_filling_with_too_few_tensors_is_refused() -> None:
+    layout = ExpertLayout.of([torch.zeros(1, 3), torch.zeros(1, 2)])
+    with pytest.raises(ValueError, match="zip"):
+        filled(layout, [torch.ones(3)])
+
+
+def test_filling_leaves_the_weights_and_their_graph_alone() -> None:
     weight = torch.nn.Parameter(fused_tensor((2, 3, 4), torch.float32))
     before = bits(weight.detach())
-    buffer = ExpertLayout.of([weight]).pack([weight[1]], label=(0, 1, 0))
+    buffer = filled(ExpertLayout.of([weight]), [weight[1]])
     buffer.fill_(0)
     assert bits(weight.detach()) == before
     assert not buffer.requires_grad
@@ -101,7 +119,7 @@ def test_packing_leaves_the_weights_and_their_graph_alone() -> None:
 
 def test_the_checksum_notices_any_flipped_bit() -> None:
     layout = ExpertLayout.of([fused_tensor((1, 3), torch.bfloat16), fused_tensor((1, 2), torch.float64)])
-    buffer = layout.pack([fused_tensor((3,), torch.bfloat16), torch.zeros(2).double()], label=(0, 0, 0))
+    buffer = filled(layout, [fused_tensor((3,), torch.bfloat16), torch.zeros(2).double()])
     taken = layout.checksum(buffer)
     for position in range(layout.size_bytes):
         for bit in range(8):
@@ -111,12 +129,11 @@ def test_the_checksum_notices_any_flipped_bit() -> None:
     assert layout.checksum(buffer) == taken
 
 
-def test_the_checksum_travels_in_the_label_and_is_never_zero() -> None:
+def test_the_checksum_is_never_zero_and_leaves_the_label_out() -> None:
     layout = ExpertLayout.of([torch.zeros(1, 4)])
-    zeros = layout.pack([torch.zeros(4)], label=(0, 0, 0), with_checksum=True)
-    assert layout.label(zeros)[3].item() != 0
-    ones = layout.pack([torch.ones(4)], label=(0, 0, 0), with_checksum=True)
-    assert layout.label(ones)[3].item() == layout.checksum(ones)
-    # The label is not part of the content.
-    layout.label(ones)[:3] = 5
-    assert layout.label(ones)[3].item() == layout.checksum(ones)
+    zeros = torch.zeros(layout.buffer_bytes, dtype=torch.uint8)
+    assert layout.checksum(zeros) != 0, "zero says that none was taken"
+    ones = filled(layout, [torch.ones(4)])
+    taken = layout.checksum(ones)
+    layout.label(ones).fill_(5)
+    assert layout.checksum(ones) == taken

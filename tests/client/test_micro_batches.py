@@ -103,14 +103,18 @@ def test_one_forward_one_backward_keeps_the_guests_of_the_micro_batch_in_flight(
 
 
 def test_running_a_layer_twice_in_one_named_micro_batch_is_an_error():
-    def twice(agent: Agent, model: TinyMoE, rank: Rank) -> None:
+    def twice(rank: Rank) -> None:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, options(), groups=rank.agent_groups)
+        agent.begin_step()
         with agent.micro_batch(0):
             forward(model, rank, 0)
             with pytest.raises(RuntimeError, match="ran twice in micro-batch 0"):
                 forward(model, rank, 1)
         rank.group.counts.barrier().wait()
+        agent.close()
 
-    run_ranks(2, lambda rank: one_step(rank, twice))
+    run_ranks(2, twice)
 
 
 def test_a_backward_after_the_next_step_has_begun_is_an_error_on_every_rank():

@@ -8,7 +8,8 @@ import torch
 from rank_threads import Rank, run_ranks
 from torch import nn
 
-from taot_client import ExpertParallelGroup, ExpertParallelMoE
+from taot_client import Agent, AgentOptions, ExpertParallelGroup, ExpertParallelMoE
+from taot_client.coordinator import Coordinator
 from taot_client.model_layers import describe_layer, expert_layout, find_layers, refuse_unsupported
 
 T = TypeVar("T")
@@ -131,6 +132,79 @@ def test_gradients_kept_elsewhere_are_refused_by_name() -> None:
 def test_experts_trained_in_part_are_refused() -> None:
     message = refusal_of(lambda layer: layer.experts.w_gate.requires_grad_(False))
     assert "training only some tensors of an expert is not supported" in message
+
+
+@pytest.mark.parametrize("names", [("w_down",), ("w_gate", "w_up", "w_down")], ids=["one tensor", "whole layer"])
+def test_experts_on_several_devices_are_refused(names: tuple[str, ...]) -> None:
+    def spoil(layer: ExpertParallelMoE) -> None:
+        for name in names:
+            setattr(layer.experts, name, nn.Parameter(torch.empty_like(getattr(layer.experts, name), device="meta")))
+
+    assert "all experts of a rank must be on one device, cpu here" in refusal_of(spoil)
+
+
+def test_tensors_of_one_expert_on_several_devices_are_refused_in_the_first_layer_too() -> None:
+    def body(group: ExpertParallelGroup) -> None:
+        model = nn.Sequential(make_layer(group), make_layer(group))
+        experts = model[0].experts
+        experts.w_up = nn.Parameter(torch.empty_like(experts.w_up, device="meta"))
+        with pytest.raises(ValueError, match="layer '0': all experts of a rank must be on one device, cpu here"):
+            refuse_unsupported(find_layers(model))
+
+    with_group(body)
+
+
+def test_devices_without_a_mover_are_refused_by_name() -> None:
+    def body(group: ExpertParallelGroup) -> None:
+        layers = find_layers(nn.Sequential(make_layer(group)).to("meta"))
+        with pytest.raises(ValueError, match=r"experts on 'meta' devices are not supported, .*'cpu', 'cuda'"):
+            refuse_unsupported(layers)
+
+    with_group(body)
+
+
+@pytest.mark.parametrize("num_local", [0, 2, 4])
+def test_weights_that_are_not_those_of_the_home_experts_are_refused(num_local: int) -> None:
+    def spoil(layer: ExpertParallelMoE) -> None:
+        layer.experts.w_up = nn.Parameter(torch.zeros(num_local, 4, 6))
+
+    assert "sharded by FSDP or tensor parallelism are not supported" in refusal_of(spoil)
+
+
+def test_uneven_homes_are_accepted_also_where_a_rank_has_none() -> None:
+    def body(rank: Rank) -> None:
+        refuse_unsupported(find_layers(make_layer(rank.group, num_experts=4, home_E=[1, 0, 1, 1])))
+
+    run_ranks(3, body)
+
+
+class Foreign:
+    """A coordinator that somebody else has put in place of the plain one."""
+
+    def __init__(self, plain: Coordinator) -> None:
+        self.gate = plain.gate
+        self.pinned_choice = plain.pinned_choice
+        self.admit = plain.admit
+        self.guests = plain.guests
+
+
+def test_a_layer_that_another_coordinates_is_refused() -> None:
+    message = refusal_of(lambda layer: setattr(layer, "coordinator", Foreign(layer.coordinator)))
+    assert "has an agent already: close it before the next one is made" in message
+
+
+def test_a_layer_has_one_agent_at_a_time() -> None:
+    def body(rank: Rank) -> None:
+        model = nn.Sequential(make_layer(rank.group))
+        for _ in range(2):
+            refuse_unsupported(find_layers(model))
+            agent = Agent(model, AgentOptions(ranks_per_node=1), groups=rank.agent_groups)
+            with pytest.raises(ValueError, match="layer '0' has an agent already"):
+                refuse_unsupported(find_layers(model))
+            agent.close()
+        refuse_unsupported(find_layers(model))
+
+    run_ranks(1, body)
 
 
 def test_layers_of_two_groups_are_refused() -> None:

@@ -58,13 +58,13 @@ def test_evaluation_counts_nothing_and_changes_no_plan(monkeypatch):
         agent = Agent(model, options(), groups=rank.agent_groups)
         agent.begin_step()
         loss_of(model(batch(CONFIG, step=0, rank=rank.group.rank))).backward()
-        before = [layer.resident_RK.copy() for layer in agent._state.layers]
+        before = [layer.resident_RK.copy() for layer in agent._agent.state.layers]
         model.eval()
         with torch.no_grad():
             evaluated = model(batch(CONFIG, step=9, rank=rank.group.rank))
         model.train()
         summary = agent.end_step()
-        assert all((now.resident_RK == was).all() for now, was in zip(agent._state.layers, before, strict=True))
+        assert all((now.resident_RK == was).all() for now, was in zip(agent._agent.state.layers, before, strict=True))
         agent.close()
         model.eval()
         with torch.no_grad():
@@ -104,9 +104,9 @@ def test_poisoned_free_slots_never_reach_the_loss_and_memory_is_allocated_once()
     def body(rank: Rank) -> list[SlotState]:
         model = TinyMoE(CONFIG, rank.group)
         agent = Agent(model, options(), groups=rank.agent_groups)
-        slots = [slot for layer in agent._state.layers for slot in layer.slots.slots]
+        slots = [slot for layer in agent._agent.state.layers for slot in layer.slots.slots]
         addresses = [slot.buffer.data_ptr() for slot in slots]
-        layout = agent._state.layers[0].route.layout
+        layout = agent._agent.state.layers[0].route.layout
         for index in range(3):
             assert all(torch.isnan(layout.views(slot.buffer)[0]).all() for slot in slots if slot.expert < 0)
             agent.begin_step()
@@ -138,3 +138,90 @@ def test_switched_off_by_the_environment_training_is_plain_and_still_summarised(
         agent.close()
 
     run_ranks(2, body)
+
+
+def test_a_training_mode_forward_between_steps_computes_with_the_new_weights():
+    def body(rank: Rank) -> None:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, options(), groups=rank.agent_groups)
+        step(agent, model, rank, 0)
+        with torch.no_grad():
+            for layer in model.layers:
+                for weight in layer.experts.weights():
+                    weight.mul_(1.1)  # what an optimizer does
+            between = model(batch(CONFIG, step=5, rank=rank.group.rank))
+        agent.weights_changed()  # as a load_state_dict between steps would say
+        step(agent, model, rank, 1)
+        agent.close()
+        with torch.no_grad():
+            assert torch.equal(between, model(batch(CONFIG, step=5, rank=rank.group.rank)))
+
+    run_ranks(2, body)
+
+
+def test_a_second_backward_through_one_forward_is_refused_and_not_wrong():
+    def body(rank: Rank) -> None:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, options(), groups=rank.agent_groups)
+        agent.begin_step()
+        loss = loss_of(model(batch(CONFIG, step=0, rank=rank.group.rank)))
+        loss.backward(retain_graph=True)
+        with pytest.raises(RuntimeError, match="exactly one backward"):
+            loss.backward()
+        rank.group.counts.barrier().wait()
+        agent.close()
+
+    run_ranks(2, body)
+
+
+def test_a_second_agent_on_a_model_is_refused_on_every_rank():
+    def body(rank: Rank) -> None:
+        model = TinyMoE(CONFIG, rank.group)
+        first = Agent(model, options(), groups=rank.agent_groups)
+        with pytest.raises(ValueError, match="has an agent already"):
+            Agent(model, options(), groups=rank.agent_groups)
+        step(first, model, rank, 0)
+        first.close()
+
+    run_ranks(2, body)
+
+
+def test_what_one_rank_cannot_do_stops_all_ranks():
+    def body(rank: Rank) -> str:
+        model = TinyMoE(CONFIG, rank.group)
+        if rank.group.rank == 1:
+            model.layers[0].experts.w_up.requires_grad_(False)
+        with pytest.raises(ValueError, match="training only some tensors") as caught:
+            Agent(model, options(), groups=rank.agent_groups)
+        return str(caught.value)
+
+    assert run_ranks(3, body)[0].startswith("rank 1 refuses to start")
+
+
+def test_a_model_cast_after_the_agent_was_made_is_refused():
+    def body(rank: Rank) -> None:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, options(), groups=rank.agent_groups)
+        model.float()
+        with pytest.raises(RuntimeError, match="another shape, dtype or device"):
+            agent.begin_step()
+        agent.close()
+
+    run_ranks(2, body)
+
+
+def test_no_buffer_outlives_the_transfer_that_it_was_for():
+    def body(rank: Rank) -> int:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, options(), groups=rank.agent_groups)
+        agent.begin_step()
+        for index in range(12):
+            loss_of(model(batch(CONFIG, step=0, rank=rank.group.rank, micro_batch=index))).backward()
+            rank.group.counts.barrier().wait()
+        waiting = len(agent._agent.state.gradient_mover._posted)
+        agent.end_step()
+        agent.close()
+        return waiting
+
+    # Twelve micro-batches of three layers would leave far more behind.
+    assert max(run_ranks(2, body)) <= 2 * CONFIG.num_layers * CONFIG.num_experts

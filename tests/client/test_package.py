@@ -41,6 +41,7 @@ PUBLIC_NAMES = {
         "check_plan",
         "contiguous_homes",
         "imbalance",
+        "node_topology",
         "plan_from_guests",
         "plan_layer",
         "rank_loads",

@@ -1,38 +1,46 @@
 from __future__ import annotations
 
+import threading
+
 import pytest
 import torch
 
 from taot_client.expert_layout import ExpertLayout
+from taot_client.layer_route import LayerRoute
 from taot_client.shipment import Cargo, Shipment, TransferError
 from taot_client.slot_table import SlotState, SlotTable
 
 FUSED = (torch.arange(24.0).view(2, 3, 4), torch.arange(10, dtype=torch.bfloat16).view(2, 5))
 LAYOUT = ExpertLayout.of(FUSED)
-LAYER = 3
+ROUTE = LayerRoute(rank=0, layer=3, name="moe", layout=LAYOUT, device=torch.device("cpu"), is_labelled=True)
 
 
 class Arrival:
     """Ends when the test says so: the test's own hand instead of a network."""
 
     def __init__(self) -> None:
-        self.has_ended = False
+        self.ended = threading.Event()
+        self.awaited = threading.Event()
+        self.error: RuntimeError | None = None
 
     def is_done(self) -> bool:
-        return self.has_ended
+        return self.ended.is_set() and self.error is None
 
     def wait(self, timeout_seconds: float) -> bool:
-        del timeout_seconds
-        return self.has_ended
+        self.awaited.set()
+        ended = self.ended.wait(timeout_seconds)
+        if self.error is not None:
+            raise self.error
+        return ended
 
 
 def make_table(*, num_slots: int = 3, poison: bool = False) -> SlotTable:
-    return SlotTable(num_slots=num_slots, layout=LAYOUT, device=torch.device("cpu"), poison=poison)
+    return SlotTable(ROUTE, num_slots=num_slots, poison=poison)
 
 
 def packed(expert: int, *, weight_epoch: int, with_checksum: bool = False) -> torch.Tensor:
     tensors = [fused[expert % 2] for fused in FUSED]
-    return LAYOUT.pack(tensors, label=(LAYER, expert, weight_epoch), with_checksum=with_checksum)
+    return ROUTE.pack(tensors, expert=expert, epoch=weight_epoch, with_checksum=with_checksum)
 
 
 def start_receiving(table: SlotTable, index: int, *, expert: int, weight_epoch: int) -> Arrival:
@@ -52,7 +60,7 @@ def start_receiving(table: SlotTable, index: int, *, expert: int, weight_epoch: 
 def receive(table: SlotTable, index: int, *, expert: int, weight_epoch: int, with_checksum: bool = False) -> None:
     arrival = start_receiving(table, index, expert=expert, weight_epoch=weight_epoch)
     table.slots[index].buffer.copy_(packed(expert, weight_epoch=weight_epoch, with_checksum=with_checksum))
-    arrival.has_ended = True
+    arrival.ended.set()
     table.await_arrival(index, timeout_seconds=1)
 
 
@@ -67,7 +75,7 @@ def test_the_life_of_a_slot() -> None:
     assert table.ready_bits(weight_epoch=4) == 0, "not there yet"
 
     slot.buffer.copy_(packed(7, weight_epoch=4))
-    arrival.has_ended = True
+    arrival.ended.set()
     assert table.ready_bits(weight_epoch=4) == 0b010
     assert slot.state is SlotState.READY
 
@@ -84,7 +92,7 @@ def test_the_life_of_a_slot() -> None:
     table.release(1)
     assert slot.state is SlotState.READY
 
-    table.clear()
+    table.clear(timeout_seconds=0.0)
     assert (slot.state, slot.expert, slot.shipment) == (SlotState.EMPTY, -1, None)
     assert table.ready_bits(weight_epoch=4) == 0
 
@@ -95,7 +103,7 @@ def test_waiting_for_an_arrival_makes_the_slot_ready_and_bounds_the_wait() -> No
     with pytest.raises(TransferError, match=r"weights of expert 5, layer 'moe', step 0 from rank 1"):
         table.await_arrival(0, timeout_seconds=0.0)
     assert table.slots[0].state is SlotState.RECEIVING
-    arrival.has_ended = True
+    arrival.ended.set()
     table.await_arrival(0, timeout_seconds=0.0)
     assert table.slots[0].state is SlotState.READY
     table.await_arrival(0, timeout_seconds=0.0)
@@ -144,7 +152,7 @@ def test_every_slot_has_its_own_bit_up_to_the_largest_number() -> None:
 def test_what_arrived_must_be_what_the_plan_says(wanted: int, epoch: int) -> None:
     table = make_table()
     receive(table, 0, expert=1, weight_epoch=4)
-    told = f"holds expert 1 of weight epoch 4, the plan says expert {wanted} of epoch {epoch}"
+    told = rf"a buffer for .* \[3, {wanted}, {epoch}\] of layer 'moe' holds \[3, 1, 4\]"
     with pytest.raises(RuntimeError, match=told):
         table.weights(0, expert=wanted, weight_epoch=epoch)
 
@@ -153,9 +161,9 @@ def test_the_label_that_arrived_counts_and_not_what_was_expected() -> None:
     table = make_table()
     arrival = start_receiving(table, 0, expert=1, weight_epoch=4)
     table.slots[0].buffer.copy_(packed(9, weight_epoch=4))
-    arrival.has_ended = True
+    arrival.ended.set()
     table.await_arrival(0, timeout_seconds=1)
-    with pytest.raises(RuntimeError, match="holds expert 9 of weight epoch 4, the plan says expert 1"):
+    with pytest.raises(RuntimeError, match=r"a buffer for .* \[3, 1, 4\] of layer 'moe' holds \[3, 9, 4\]"):
         table.weights(0, expert=1, weight_epoch=4)
 
 
@@ -174,39 +182,70 @@ def test_weights_that_changed_after_they_were_sent_are_refused() -> None:
     receive(table, 0, expert=1, weight_epoch=0, with_checksum=True)
     view, _ = table.weights(0, expert=1, weight_epoch=0)
     view[1, 2] += 1e-6
-    with pytest.raises(RuntimeError, match="weights of guest expert 1 changed between send and use"):
+    with pytest.raises(RuntimeError, match="expert 1 of layer 'moe' changed between send and use"):
         table.weights(0, expert=1, weight_epoch=0)
+
+
+def free_of_numbers(table: SlotTable) -> bool:
+    return all(bool(view.isnan().all()) for slot in table.slots for view in LAYOUT.views(slot.buffer))
 
 
 def test_poisoned_slots_hold_nan_while_they_are_free() -> None:
     table = make_table(poison=True)
-
-    def free_of_numbers() -> bool:
-        return all(view.isnan().all() for slot in table.slots for view in LAYOUT.views(slot.buffer))
-
-    assert free_of_numbers()
+    assert free_of_numbers(table)
     receive(table, 0, expert=1, weight_epoch=0)
     assert not any(view.isnan().any() for view in table.weights(0, expert=1, weight_epoch=0))
-    table.clear()
-    assert free_of_numbers()
+    table.clear(timeout_seconds=0.0)
+    assert free_of_numbers(table)
 
 
-def test_clearing_waits_for_nobody_and_so_refuses_while_a_receive_is_under_way() -> None:
+def test_clearing_waits_for_a_receive_under_way() -> None:
+    table = make_table(poison=True)
+    arrival = start_receiving(table, 1, expert=1, weight_epoch=0)
+    clearing = threading.Thread(target=table.clear, kwargs={"timeout_seconds": 30}, daemon=True)
+    clearing.start()
+    assert arrival.awaited.wait(30)
+    assert table.slots[1].state is SlotState.RECEIVING, "its memory is still being written"
+    table.slots[1].buffer.copy_(packed(1, weight_epoch=0))
+    arrival.ended.set()
+    clearing.join(30)
+    assert not clearing.is_alive()
+    assert (table.slots[1].state, table.slots[1].shipment) == (SlotState.EMPTY, None)
+    assert free_of_numbers(table), "what came while clearing waited belongs to the past too"
+
+
+def test_clearing_gives_up_on_a_receive_that_does_not_end_and_leaves_its_memory_alone() -> None:
+    table = make_table(poison=True)
+    arrival = start_receiving(table, 0, expert=1, weight_epoch=0)
+    table.slots[0].buffer.copy_(packed(1, weight_epoch=0))
+    content = table.slots[0].buffer.clone()
+    with pytest.raises(TransferError, match=r"weights of expert 1, .* from rank 1 did not end"):
+        table.clear(timeout_seconds=0.0)
+    assert (table.slots[0].state, table.slots[0].expert) == (SlotState.RECEIVING, 1)
+    assert torch.equal(table.slots[0].buffer, content)
+    with pytest.raises(AssertionError, match="receiving already"):
+        table.begin_receive(0, expert=2, weight_epoch=1)
+    arrival.ended.set()
+    table.clear(timeout_seconds=0.0)
+    assert table.slots[0].state is SlotState.EMPTY
+
+
+def test_clearing_tells_of_a_receive_that_failed() -> None:
     table = make_table()
     arrival = start_receiving(table, 0, expert=1, weight_epoch=0)
-    with pytest.raises(AssertionError, match="only after its receive"):
-        table.clear()
+    arrival.error = RuntimeError("connection closed by peer")
+    arrival.ended.set()
+    with pytest.raises(TransferError, match="from rank 1 failed: connection closed by peer"):
+        table.clear(timeout_seconds=30)
+    assert table.ready_bits(weight_epoch=0) == 0
     assert table.slots[0].state is SlotState.RECEIVING
-    arrival.has_ended = True
-    table.clear()
-    assert table.slots[0].state is SlotState.EMPTY
 
 
 def test_clearing_ends_the_use_by_micro_batches_that_were_given_up() -> None:
     table = make_table()
     receive(table, 0, expert=1, weight_epoch=0)
     table.acquire(0)
-    table.clear()
+    table.clear(timeout_seconds=0.0)
     assert table.begin_receive(0, expert=2, weight_epoch=1).num_users == 0
 
 
@@ -228,5 +267,5 @@ def test_memory_is_allocated_once() -> None:
             assert first.data_ptr() == addresses[index], "weights are views of the slot"
         table.acquire(0)
         table.release(0)
-        table.clear()
+        table.clear(timeout_seconds=0.0)
     assert [slot.buffer.data_ptr() for slot in table.slots] == addresses

@@ -1,0 +1,162 @@
+"""The agent at work: the parts of one rank, and what happens to them at the boundaries of a step."""
+
+from __future__ import annotations
+
+import atexit
+import logging
+from typing import Any
+
+from taot_api import SessionSpec
+from taot_client.agent_state import AgentState
+from taot_client.coordinator import PlainCoordinator
+from taot_client.device import make_mover
+from taot_client.groups import AgentGroups, ExpertParallelGroup, all_gather_text
+from taot_client.layer_agent import LayerAgent
+from taot_client.layer_route import LayerRoute
+from taot_client.leader import Leader
+from taot_client.model_layers import NamedLayer, expert_layout, model_device
+from taot_client.options import AgentOptions
+from taot_client.slot_table import SlotTable
+from taot_client.step_control import LEADER, StepControl
+from taot_client.step_record import StepMode, StepRecord
+from taot_client.step_summary import StepSummary
+
+logger = logging.getLogger(__name__)
+
+
+class ActiveAgent:
+    """What `Agent` stands for unless it is switched off."""
+
+    def __init__(
+        self,
+        layers: list[NamedLayer],
+        options: AgentOptions,
+        spec: SessionSpec,
+        *,
+        group: ExpertParallelGroup,
+        groups: AgentGroups,
+    ) -> None:
+        """Takes over the coordination of the layers. Collective.
+
+        Raises:
+            ValueError: on every rank, if the planner refuses the job.
+        """
+        self._layers = layers
+        shape = (len(layers), spec.topology.num_ranks, spec.topology.max_slots)
+        self.state = AgentState(
+            options=options,
+            group=group,
+            spec=spec,
+            control=StepControl(groups.control, group, shape=shape),
+            leader=Leader(options, spec) if group.rank == LEADER else None,
+        )
+        self._start_leader(groups, group)
+        self._attach(groups)
+        self.state.control.offer(self._next_record())
+
+    def _start_leader(self, groups: AgentGroups, group: ExpertParallelGroup) -> None:
+        leader = self.state.leader
+        refusal = leader.start() if leader is not None else ""
+        refusals = all_gather_text(groups.control, refusal, size=group.size)
+        if refusals[LEADER]:
+            if leader is not None:
+                leader.close()
+            raise ValueError(f"the planner refuses this job: {refusals[LEADER]}")
+        if leader is not None:
+            atexit.register(leader.close)
+
+    def _attach(self, groups: AgentGroups) -> None:
+        state, device = self.state, model_device(self._layers)
+        state.weight_mover = make_mover(groups.weights, device=device, clock=state.clock, name="weights")
+        state.gradient_mover = make_mover(groups.gradients, device=device, clock=state.clock, name="gradients")
+        for index, (name, layer) in enumerate(self._layers):
+            route = LayerRoute(
+                rank=state.group.rank,
+                layer=index,
+                name=name,
+                layout=expert_layout(layer),
+                device=device,
+                is_labelled=device.type == "cpu" or state.options.debug,
+            )
+            slots = SlotTable(route, num_slots=state.options.num_slots, poison=state.options.debug)
+            state.layers.append(LayerAgent(state, layer, route, slots))
+            layer.coordinator = state.layers[-1]
+        guest_bytes = sum(len(each.slots.slots) * each.route.layout.buffer_bytes for each in state.layers)
+        logger.log(
+            logging.INFO if state.leader is not None else logging.DEBUG,
+            "%d ranks, %d layers, %d guest slots each, %.1f MB of guest memory a rank, plans %s, planner %s",
+            state.group.size,
+            len(state.layers),
+            state.options.num_slots,
+            guest_bytes / 1e6,
+            state.options.effective_plan_source,
+            state.options.planner_address or "none",
+        )
+
+    def begin_step(self) -> None:
+        """See `Agent.begin_step`."""
+        state = self.state
+        for layer in state.layers:
+            layer.check_unchanged()
+        if not state.control.is_pending:  # the last step was not ended, for instance after an exception
+            self._drain()
+            state.control.offer(self._next_record())
+        state.begin_step(state.control.take(step=state.step + 1, weight_epoch=state.weight_epoch))
+        self._send_for_guests()
+
+    def end_step(self) -> StepSummary:
+        """See `Agent.end_step`."""
+        self._drain()
+        summary = self.state.end_step()
+        self.state.control.offer(self._next_record())
+        return summary
+
+    def set_micro_batch(self, index: int | None) -> int | None:
+        """Says which micro-batch forwards and backwards belong to; returns what was said before."""
+        before, self.state.micro_batch_index = self.state.micro_batch_index, index
+        return before
+
+    def weights_changed(self) -> None:
+        """See `Agent.weights_changed`."""
+        if not self.state.is_in_step:
+            return  # the next step fetches its guests anyway
+        in_flight = [each.route.name for each in self.state.layers if each.pins.num_in_flight]
+        if in_flight:
+            raise RuntimeError(f"weights changed while layer {in_flight[0]!r} waits for a backward")
+        self._drain()
+        self.state.weight_epoch += 1
+        self._send_for_guests()
+
+    def transfer_seconds(self) -> tuple[float, float]:
+        """See `Agent.transfer_seconds`."""
+        return self.state.clock.flight_seconds, self.state.clock.exposed_seconds
+
+    def planner_stats(self) -> dict[str, Any]:
+        """See `Agent.planner_stats`."""
+        return self.state.leader.planner_stats() if self.state.leader is not None else {}
+
+    def close(self) -> None:
+        """See `Agent.close`."""
+        for (_, layer), mine in zip(self._layers, self.state.layers, strict=True):
+            if layer.coordinator is mine:
+                layer.coordinator = PlainCoordinator(layer.group, layer.home_E)
+        self.state.weight_mover.close()
+        self.state.gradient_mover.close()
+        if self.state.leader is not None:
+            atexit.unregister(self.state.leader.close)
+            self.state.leader.close()
+
+    def _send_for_guests(self) -> None:
+        state = self.state
+        for index, layer in enumerate(state.layers):
+            layer.begin_step(state.planned_guests(index) if state.mode is StepMode.PLAN else None)
+
+    def _drain(self) -> None:
+        state = self.state
+        with state.clock.exposed():
+            state.weight_mover.drain(state.transfer_timeout_seconds)
+            state.gradient_mover.drain(state.transfer_timeout_seconds)
+
+    def _next_record(self) -> StepRecord | None:
+        leader = self.state.leader
+        return None if leader is None else leader.next_record(step=self.state.step + 1)

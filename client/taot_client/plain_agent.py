@@ -1,0 +1,62 @@
+"""The agent while it is switched off: plain expert parallelism, with the same summary of each step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from taot_client.coordinator import PlainCoordinator
+from taot_client.counts_gather import GatheredCounts
+from taot_client.model_layers import NamedLayer
+from taot_client.moe_layer import ExpertParallelMoE
+from taot_client.pinned_passes import in_backward
+from taot_client.step_record import ModeReason, StepMode
+from taot_client.step_summary import StepSummary, StepTally
+from taot_planning import imbalance, rank_loads
+
+
+class PlainAgent:
+    """Watches the layers' own gathers; adds nothing to what they do."""
+
+    def __init__(self, layers: Sequence[NamedLayer]) -> None:
+        self._layers = layers
+        self._step = -1
+        self._tally = StepTally()
+        for name, layer in layers:
+            layer.coordinator = PlainCoordinator(layer.group, layer.home_E, on_pass=self._on_pass(name, layer))
+
+    def _on_pass(self, name: str, layer: ExpertParallelMoE) -> Callable[[GatheredCounts], None]:
+        def on_pass(gathered: GatheredCounts) -> None:
+            if layer.training and not in_backward():  # neither evaluation nor recomputation
+                static = imbalance(rank_loads(gathered.counts_RE, layer.home_E))
+                self._tally.add_pass(name, static=static, achieved=static)
+
+        return on_pass
+
+    def begin_step(self) -> None:
+        """Begins the next step."""
+        self._step += 1
+        self._tally = StepTally()
+
+    def end_step(self) -> StepSummary:
+        """What the step did."""
+        return self._tally.summary(step=self._step, mode=StepMode.HOME_ONLY, reason=ModeReason.DISABLED)
+
+    def set_micro_batch(self, index: int | None) -> None:
+        """Micro-batches need no names here."""
+
+    def weights_changed(self) -> None:
+        """Nobody holds copies of weights."""
+
+    def transfer_seconds(self) -> tuple[float, float]:
+        """Nothing is transferred."""
+        return 0.0, 0.0
+
+    def planner_stats(self) -> dict[str, Any]:
+        """There is no planner."""
+        return {}
+
+    def close(self) -> None:
+        """Stops watching."""
+        for _, layer in self._layers:
+            layer.coordinator = PlainCoordinator(layer.group, layer.home_E)
