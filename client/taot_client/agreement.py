@@ -44,7 +44,7 @@ def share_refusals(group: dist.ProcessGroup, *, size: int) -> Iterator[None]:
         yield
     except ValueError as error:
         own = error
-    texts = all_gather_text(group, str(own or ""), size=size)
+    texts = all_gather_text(group, str(own) or repr(own) if own is not None else "", size=size)
     if own is not None:
         raise own
     for rank, text in enumerate(texts):

@@ -110,11 +110,17 @@ def _fallbacks(run: RunLog) -> Counter[str]:
 
 def render(static: RunLog, taot: RunLog, result: DemoResult) -> Group:
     """The closing tables for people."""
-    return Group(_layer_table(static, taot), _result_table(static, taot, result), STEP_TIME_NOTE)
+    return Group(
+        "\nRank imbalance (max - mean) / mean, mean of the steps from the third on:",
+        _layer_table(static, taot),
+        "\nStatic expert parallelism against TAOT, same seed and data:",
+        _result_table(static, taot, result),
+        STEP_TIME_NOTE,
+    )
 
 
 def _layer_table(static: RunLog, taot: RunLog) -> Table:
-    table = Table(title="Rank imbalance, mean from the third step on", title_justify="left")
+    table = Table()
     for heading in ("layer", "static", "with TAOT"):
         table.add_column(heading, justify="left" if heading == "layer" else "right")
     for layer in static.steps[0]["imbalance"]:
@@ -124,7 +130,7 @@ def _layer_table(static: RunLog, taot: RunLog) -> Table:
 
 
 def _result_table(static: RunLog, taot: RunLog, result: DemoResult) -> Table:
-    table = Table(title="Static expert parallelism and TAOT, same seed", title_justify="left")
+    table = Table()
     for heading in ("", "static", "with TAOT"):
         table.add_column(heading, justify="left" if not heading else "right")
     num_plans = max(1, len(taot.steps) * len(taot.steps[0]["imbalance"]))

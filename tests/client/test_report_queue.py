@@ -9,7 +9,7 @@ from link_samples import eventually, report
 from taot_api import RoutingReport
 from taot_client.report_queue import ReportQueue
 
-HANG_SECONDS = 30
+HANG_SECONDS = 10
 
 
 def drained(queue: ReportQueue, count: int) -> list[int]:
