@@ -293,10 +293,11 @@ class LayerAgent:
 
     def _deliver_for(self, layer_pass: LayerPass) -> Callable[[Weights], None]:
         def deliver(gradients: Weights) -> None:
-            if layer_pass.site.step != self._state.step:
+            step, now = layer_pass.site.step, self._state.step
+            if step != now or not self._state.is_in_step:
                 raise RuntimeError(
-                    f"backward of step {layer_pass.site.step} ran in step {self._state.step},"
-                    " when its guest weights were gone: end all backwards before agent.begin_step()"
+                    f"a backward of step {step} ran {'after its end' if step == now else f'in step {now}'}, when its"
+                    " guests were gone: end all backwards before agent.end_step()"
                 )
             if layer_pass.exchange is not None:
                 per_slot = _chunks(gradients, len(self.route.layout.shapes))

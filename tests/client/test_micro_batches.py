@@ -117,15 +117,17 @@ def test_running_a_layer_twice_in_one_named_micro_batch_is_an_error():
     run_ranks(2, twice)
 
 
-def test_a_backward_after_the_next_step_has_begun_is_an_error_on_every_rank():
+@pytest.mark.parametrize(("begins_next", "message"), [(False, "after its end"), (True, "in step 1")])
+def test_a_backward_that_comes_too_late_is_an_error_on_every_rank(begins_next, message):
     def late(rank: Rank) -> str:
         model = TinyMoE(CONFIG, rank.group)
         agent = Agent(model, options(), groups=rank.agent_groups)
         agent.begin_step()
         loss = forward(model, rank, 0)
         agent.end_step()
-        agent.begin_step()
-        with pytest.raises(RuntimeError, match="backward of step 0 ran in step 1") as caught:
+        if begins_next:
+            agent.begin_step()
+        with pytest.raises(RuntimeError, match=f"a backward of step 0 ran {message}") as caught:
             loss.backward()
         agent.close()
         return str(caught.value)
