@@ -40,8 +40,9 @@ unit: $(STAMP)
 proto: $(STAMP)  ## Regenerate the committed stubs from proto/taot_api/v1/planner.proto
 	$(BIN)/python proto/generate.py
 
-bench: $(STAMP)  ## Time the planner
+bench: $(STAMP)  ## Time the planner, and reproduce the paper's tables
 	$(BIN)/python benchmarks/planning_time.py
+	$(BIN)/python benchmarks/paper_tables.py
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -36,7 +36,7 @@ def main() -> None:
     warm_up()
     table = Table(title=f"Planning one layer, {NUM_LAYERS} layers each", title_justify="left")
     for heading in ("R", "E", "algorithm", "median", "slowest", "imbalance", "after", "cost"):
-        table.add_column(heading, justify="left" if heading == "algorithm" else "right")
+        table.add_column(heading, justify="left" if heading == "algorithm" else "right", no_wrap=True)
     for num_ranks, num_experts in SIZES:
         problems = make_problems(num_ranks, num_experts)
         for algorithm in sorted(ALGORITHMS):
@@ -54,7 +54,8 @@ def main() -> None:
                 *(f"{np.mean([each.imbalance_after for each in stats]):.2%}",),
                 *(f"{np.mean([each.weighted_cost for each in stats]):.1f}",),
             )
-    Console().print(table)
+    # Wide enough for every column also where the output goes to a file.
+    Console(width=max(Console().width, 120)).print(table)
 
 
 if __name__ == "__main__":

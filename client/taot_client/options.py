@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, get_args
 
+from taot_planning.algorithms import NEEDS_SCIPY
+
 PlanSource = Literal["ahead", "inline", "blocking", "observe"]
 """Where placements come from.
 
@@ -96,6 +98,15 @@ class AgentOptions:
             raise ValueError(f"when_away must be 'inline' or 'none', got {self.when_away!r}")
         if self.max_plan_age_steps < 1:
             raise ValueError(f"max_plan_age_steps must be >= 1, got {self.max_plan_age_steps}")
+
+        may_plan_inline = self.effective_plan_source == "inline" or (
+            self.effective_plan_source in ("ahead", "blocking") and self.when_away == "inline"
+        )
+        if self.algorithm in NEEDS_SCIPY and may_plan_inline:
+            raise ValueError(
+                f"{self.algorithm!r} solves a linear program, whose answer may differ between machines, and cannot be"
+                " planned by the ranks: use it with a planner and when_away='none', or choose another algorithm"
+            )
 
     @property
     def effective_plan_source(self) -> PlanSource:

@@ -49,10 +49,8 @@ CountsFile = Annotated[
 RanksPerNode = Annotated[int, typer.Option(help="Consecutive ranks that share a node.")]
 Slots = Annotated[int, typer.Option(help="Guest experts a rank can hold per layer.")]
 InterCost = Annotated[float, typer.Option(help="Cost of moving an expert between nodes; within a node it is 1.")]
-Tolerance = Annotated[
-    float, typer.Option(help="Imbalance to accept, (max - mean) / mean. taot-paper has none and ignores it.")
-]
-AlgorithmName = Annotated[str, typer.Option(help="static, taot or taot-paper.")]
+Tolerance = Annotated[float, typer.Option(help="Imbalance to accept, (max - mean) / mean. Only taot reads it.")]
+AlgorithmName = Annotated[str, typer.Option(help=f"One of {', '.join(sorted(ALGORITHMS))}.")]
 Effort = Annotated[
     str, typer.Option(help="fast, balanced or exact. No algorithm of this release searches: it changes nothing yet.")
 ]

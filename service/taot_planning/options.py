@@ -10,7 +10,7 @@ PPM = 1_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningOptions:
-    """What a plan should achieve. The published method (`taot-paper`) reads `min_imbalance_ppm` only."""
+    """What a plan should achieve. Only `taot` has a tolerance; `min_imbalance_ppm` holds for every algorithm."""
 
     tolerance_ppm: int = 15_000
     """Residual imbalance asked for, in parts per million of the mean load; ranks are filled up to it."""

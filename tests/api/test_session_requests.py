@@ -162,7 +162,7 @@ CASES = {
         lambda request: setattr(request.options, "algorithm", "magic"),
         Reason.UNKNOWN_ALGORITHM,
         "options.algorithm",
-        "unknown algorithm 'magic': choose one of static, taot, taot-paper",
+        "unknown algorithm 'magic': choose one of echo, eplb, eplb-global, llep",
     ),
     "a negative tolerance": (
         lambda request: setattr(request.options, "tolerance_ppm", -1),

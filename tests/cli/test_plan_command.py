@@ -154,7 +154,7 @@ def test_arrays_that_are_not_counts_are_refused_in_one_line(tmp_path: Path, arra
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--algorithm", "magic"], "unknown algorithm 'magic': choose one of static, taot, taot-paper"),
+        (["--algorithm", "magic"], "unknown algorithm 'magic': choose one of echo, eplb, eplb-global, llep"),
         (["--effort", "heroic"], "unknown effort 'heroic': choose one of fast, balanced, exact"),
         (["--tolerance", "-0.1"], "tolerance must be between 0 and 100"),
         (["--tolerance", "nan"], "tolerance must be between 0 and 100"),

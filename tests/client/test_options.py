@@ -98,3 +98,10 @@ def test_options_are_given_once_and_by_name() -> None:
         options.num_slots = 3  # type: ignore[misc]
     with pytest.raises(TypeError):
         AgentOptions("127.0.0.1:1")  # type: ignore[misc]
+
+
+def test_an_algorithm_whose_answer_may_differ_between_ranks_is_never_planned_inline():
+    for changes in ({}, {"planner_address": "127.0.0.1:1"}):
+        with pytest.raises(ValueError, match="cannot be planned by the ranks"):
+            AgentOptions(algorithm="lplb", **changes)
+    AgentOptions(algorithm="lplb", planner_address="127.0.0.1:1", when_away="none")

@@ -20,6 +20,12 @@ from taot_planning.options import PPM
 
 PLANNERS = sorted(set(ALGORITHMS) - {"static"})
 
+SPARING = [name for name in PLANNERS if not name.startswith(("eplb", "lplb"))]
+"""Those that make guests for a surplus only; the others fill all slots."""
+
+NEARNESS_FIRST = ["taot", "taot-paper", "taot-paper-no-hint"]
+"""Those whose score knows the topology."""
+
 
 @pytest.mark.parametrize("algorithm", sorted(ALGORITHMS))
 @pytest.mark.parametrize(("num_experts", "num_ranks"), [(60, 8), (7, 2), (256, 3), (4, 8), (1, 1), (1, 4)])
@@ -63,7 +69,7 @@ def test_no_rank_holds_an_expert_twice_or_one_of_its_own(algorithm: str, num_ran
     assert held > 0
 
 
-@pytest.mark.parametrize("algorithm", PLANNERS)
+@pytest.mark.parametrize("algorithm", SPARING)
 def test_slots_stay_empty_when_nothing_is_left_to_copy(algorithm: str) -> None:
     """More slots than the hot rank has experts: its two experts are copied once each at most."""
     counts_RE = np.zeros((2, 4), dtype=np.int64)
@@ -73,7 +79,8 @@ def test_slots_stay_empty_when_nothing_is_left_to_copy(algorithm: str) -> None:
     guests = plan.guests_RK[plan.guests_RK >= 0].tolist()
     assert 1 <= len(guests) <= 2
     assert len(set(guests)) == len(guests)
-    assert plan.loads_R(problem).tolist() == [1000, 1000]
+    # By default LLEP is content with 1.1 times the mean.
+    assert plan.loads_R(problem).tolist() == ([1100, 900] if algorithm == "llep" else [1000, 1000])
 
 
 def test_taot_is_never_worse_than_moving_nothing() -> None:
@@ -120,7 +127,7 @@ def test_the_paper_ignores_the_tolerance_and_balances_most_of_the_load() -> None
     assert after < before / 5
 
 
-@pytest.mark.parametrize("algorithm", PLANNERS)
+@pytest.mark.parametrize("algorithm", NEARNESS_FIRST)
 def test_guests_stay_in_the_node_where_the_node_has_room(algorithm: str) -> None:
     """Each node of two has one hot and one idle rank, all alike: crossing would cost three times as much."""
     counts_RE = np.tile([400, 0, 400, 0, 400, 0], (6, 1))
@@ -129,7 +136,7 @@ def test_guests_stay_in_the_node_where_the_node_has_room(algorithm: str) -> None
     assert (stats.intra_guests, stats.inter_guests) == (3, 0)
 
 
-@pytest.mark.parametrize("algorithm", PLANNERS)
+@pytest.mark.parametrize("algorithm", NEARNESS_FIRST)
 def test_cost_matrices_and_deeper_trees_steer_guests_to_cheap_ranks(algorithm: str) -> None:
     """Rank 0 is hot; ranks 1 to 3 have equal room; the cheapest of them is preferred."""
     counts_RE = np.tile([400, 100, 100, 100], (4, 1))

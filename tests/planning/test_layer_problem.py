@@ -94,7 +94,7 @@ def test_options_out_of_range_are_refused(name: str) -> None:
 
 
 def test_an_unknown_algorithm_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match="unknown algorithm 'magic': choose one of static, taot, taot-paper"):
+    with pytest.raises(ValueError, match="unknown algorithm 'magic': choose one of echo, eplb, eplb-global, llep"):
         plan_layer(problem_with(), algorithm="magic")
 
 

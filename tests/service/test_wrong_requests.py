@@ -74,7 +74,7 @@ def _put_counts(request, values, shape=None):
             lambda request: setattr(request.options, "algorithm", "magic"),
             "UNKNOWN_ALGORITHM",
             "options.algorithm",
-            "unknown algorithm 'magic': choose one of static, taot, taot-paper",
+            "unknown algorithm 'magic': choose one of echo, eplb, eplb-global, llep",
         ),
         (lambda request: request.ClearField("group"), "INVALID_NAME", "group", "got ''"),
     ],

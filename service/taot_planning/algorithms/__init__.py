@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import TypeAlias
 
-from taot_planning.algorithms import static, taot, taot_paper
+from taot_planning.algorithms import echo, eplb, llep, lplb, static, taot, taot_paper
 from taot_planning.layer_plan import LayerPlan
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.load import imbalance, rank_loads
@@ -17,12 +17,25 @@ Algorithm: TypeAlias = Callable[[LayerProblem, PlanningOptions], LayerPlan]
 
 ALGORITHMS: Mapping[str, Algorithm] = MappingProxyType(
     {
+        "echo": echo.plan,
+        "eplb": eplb.plan,
+        "eplb-global": eplb.plan_globally,
+        "llep": llep.plan,
+        "llep-exact": llep.plan_exact,
+        "lplb": lplb.plan,
+        "lplb-torus": lplb.plan_on_torus,
         "static": static.plan,
         "taot": taot.plan,
         "taot-paper": taot_paper.plan,
+        "taot-paper-no-hint": taot_paper.plan_without_hint,
+        "taot-paper-no-topology": taot_paper.plan_without_topology,
+        "taot-paper-no-topology-no-hint": taot_paper.plan_without_topology_or_hint,
     }
 )
 """Every algorithm by the name users select it with."""
+
+NEEDS_SCIPY = frozenset({"lplb", "lplb-torus"})
+"""Algorithms that refuse to plan without scipy (the extra `exact`)."""
 
 
 def plan_layer(problem: LayerProblem, *, algorithm: str = "taot", options: PlanningOptions | None = None) -> LayerPlan:

@@ -29,7 +29,9 @@ def transport_costs(topology: Topology) -> FloatArray:
     return cost_RR
 
 
-def place_guests(problem: LayerProblem, *, tolerance_ppm: int) -> tuple[IntArray, IntArray]:
+def place_guests(
+    problem: LayerProblem, *, tolerance_ppm: int, use_topology: bool = True, use_hint: bool = True
+) -> tuple[IntArray, IntArray]:
     """Places guests by Sinkhorn flow and column-first matching (PAPER.md, phases 1 and 2).
 
     The score of a match is min(spill, spare) + alpha / W[home, rank] + 0.1 alpha x the share of the home's
@@ -42,6 +44,8 @@ def place_guests(problem: LayerProblem, *, tolerance_ppm: int) -> tuple[IntArray
         problem: the layer.
         tolerance_ppm: residual imbalance to leave alone and to fill up to, in parts per million; the
             published method has none, which is 0.
+        use_topology: whether nearness counts in the score; off for the published ablation only.
+        use_hint: whether the flow counts in the score; off for the published ablation only.
 
     Returns:
         guests_RK, the expert in each slot, -1 where empty, and amount_RK, what it is to take in R-ths of a
@@ -54,6 +58,7 @@ def place_guests(problem: LayerProblem, *, tolerance_ppm: int) -> tuple[IntArray
     # Homes in one node mostly have equal shares: rounded, they are ties for the lowest index and not for noise.
     share_RR = np.round(flow_RR / np.maximum(surplus_R, 1.0)[:, None], SHARE_DIGITS)
     alpha = surplus.total_tokens / problem.num_experts
-    bonus_RR = alpha * (1.0 / cost_RR)
-    hint_RR = (HINT_WEIGHT * alpha) * share_RR
+    # Weights of 0.0 rather than other arrays: the kernel is compiled for these.
+    bonus_RR = (alpha * float(use_topology)) * (1.0 / cost_RR)
+    hint_RR = (HINT_WEIGHT * alpha * float(use_hint)) * share_RR
     return match_columns(surplus.spill_E, surplus.spare_R, problem.topology.slots_R, problem.home_E, bonus_RR, hint_RR)

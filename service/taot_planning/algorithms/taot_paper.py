@@ -2,6 +2,10 @@
 
 Costs map to the paper's W as `transport_costs` says. The published method works with fractions of tokens;
 here what the matching assigns is rounded to whole tokens before the auction, see `whole_tokens`.
+
+The published ablation switches terms of the score off: nearness (`taot-paper-no-topology`), the flow's hint
+(`taot-paper-no-hint`), or both (`taot-paper-no-topology-no-hint`). Flow and auction keep seeing the topology, so a hint
+carries some of it.
 """
 
 from __future__ import annotations
@@ -29,7 +33,29 @@ def plan(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
     moving nothing. Guests that get no whole token are left out.
     """
     del options
-    guests_RK, amount_RK = place_guests(problem, tolerance_ppm=0)
+    return _plan(problem, use_topology=True, use_hint=True)
+
+
+def plan_without_hint(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
+    """The ablation in which the flow does not count in the score: "topology only"."""
+    del options
+    return _plan(problem, use_topology=True, use_hint=False)
+
+
+def plan_without_topology(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
+    """The ablation in which nearness counts through the flow only; not among the published figures."""
+    del options
+    return _plan(problem, use_topology=False, use_hint=True)
+
+
+def plan_without_topology_or_hint(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
+    """The ablation in which only the tokens that fit count: "no topology, no hint"."""
+    del options
+    return _plan(problem, use_topology=False, use_hint=False)
+
+
+def _plan(problem: LayerProblem, *, use_topology: bool, use_hint: bool) -> LayerPlan:
+    guests_RK, amount_RK = place_guests(problem, tolerance_ppm=0, use_topology=use_topology, use_hint=use_hint)
     tokens_RK = whole_tokens(guests_RK, amount_RK, problem.num_experts)
     quota_SRK = auction_tokens(problem.counts_RE, guests_RK, tokens_RK, source_bonuses(problem.topology))
     return LayerPlan(guests_RK=np.where(quota_SRK.any(axis=0), guests_RK, EMPTY_SLOT), quota_SRK=quota_SRK)
