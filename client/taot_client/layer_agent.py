@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -221,7 +221,8 @@ class LayerAgent:
         if mode is StepMode.BLOCKING:
             return self._state.ask_planner(site, gathered)
         spec = self._state.spec
-        return plan_layer(problem, algorithm=spec.algorithm, options=spec.options).guests_RK
+        options = replace(spec.options, effort="fast")
+        return plan_layer(problem, algorithm=spec.algorithm, options=options).guests_RK
 
     def would_be_loads(self, problem: LayerProblem) -> IntArray:
         """Loads under the plan of the step's record, which observe mode does not carry out. Shape: [ranks]."""

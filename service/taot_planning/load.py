@@ -4,13 +4,21 @@ from __future__ import annotations
 
 import numpy as np
 
-from taot_planning.arrays import IntArray
+from taot_planning.arrays import IntArray, read_only
+from taot_planning.kernel import kernel
 
 
 def rank_loads(counts_RE: IntArray, home_E: IntArray) -> IntArray:
     """Tokens each rank computes when every expert stays home. Shape: [ranks]."""
+    return _add_up(read_only(counts_RE), read_only(home_E))
+
+
+@kernel
+def _add_up(counts_RE: IntArray, home_E: IntArray) -> IntArray:
     loads_R = np.zeros(counts_RE.shape[0], dtype=np.int64)
-    np.add.at(loads_R, home_E, counts_RE.sum(axis=0))
+    for source in range(counts_RE.shape[0]):
+        for expert in range(counts_RE.shape[1]):
+            loads_R[home_E[expert]] += counts_RE[source, expert]
     return loads_R
 
 
