@@ -128,6 +128,8 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
             training_job=args.job,
         ),
     )
+    if args.record is not None:
+        agent.record(args.record)
     log = StepLog(args.step_log if group.rank == 0 else None, agent)
     for step in range(args.steps):
         started = time.perf_counter()
@@ -221,6 +223,7 @@ def parse_arguments() -> argparse.Namespace:
     balancing.add_argument("--algorithm", default="taot")
     balancing.add_argument("--slots", type=int, default=2, help="guest experts per rank and layer")
     balancing.add_argument("--ranks-per-node", type=int, help="emulate nodes of this many ranks")
+    balancing.add_argument("--record", help="write a trace for `taot replay` to this new folder")
     balancing.add_argument("--job", default="train_moe")
     return parser.parse_args()
 

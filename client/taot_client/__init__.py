@@ -6,6 +6,7 @@ from taot_client.moe_layer import ExpertParallelMoE, Router, TopKRouter
 from taot_client.options import AgentOptions
 from taot_client.shipment import TransferError
 from taot_client.step_summary import StepSummary
+from taot_client.trace_recorder import TraceRecorder
 
 __all__ = [
     "Agent",
@@ -16,6 +17,7 @@ __all__ = [
     "Router",
     "StepSummary",
     "TopKRouter",
+    "TraceRecorder",
     "TransferError",
     "expert_parallel_group",
 ]

@@ -20,6 +20,7 @@ from taot_client.slot_table import SlotTable
 from taot_client.step_control import LEADER, StepControl
 from taot_client.step_record import StepMode, StepRecord
 from taot_client.step_summary import StepSummary
+from taot_client.trace_recorder import TraceFile
 
 logger = logging.getLogger(__name__)
 
@@ -115,6 +116,10 @@ class ActiveAgent:
         """Says which micro-batch forwards and backwards belong to; returns what was said before."""
         before, self.state.micro_batch_index = self.state.micro_batch_index, index
         return before
+
+    def record(self, trace: TraceFile) -> None:
+        """Adds every pass from now on to a trace."""
+        self.state.trace = trace
 
     def weights_changed(self) -> None:
         """See `Agent.weights_changed`."""

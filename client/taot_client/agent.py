@@ -7,6 +7,7 @@ before clipping and the optimizer. Everything else happens inside the layers.
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -16,6 +17,7 @@ from typing import Any
 from torch import nn
 
 from taot_api import LayerSpec, SessionSpec
+from taot_api.trace import TraceHeader
 from taot_client import token_layout
 from taot_client.active_agent import ActiveAgent
 from taot_client.agreement import check_agreement, share_refusals
@@ -31,8 +33,10 @@ from taot_client.model_layers import (
 )
 from taot_client.options import AgentOptions
 from taot_client.plain_agent import PlainAgent
+from taot_client.step_control import LEADER
 from taot_client.step_summary import StepSummary
 from taot_client.topology_detection import detect_topology
+from taot_client.trace_recorder import LIMIT_BYTES, TraceFile
 from taot_planning import PlanningOptions, Topology, __version__, warm_up
 from taot_planning.options import PPM
 
@@ -48,8 +52,7 @@ class Agent:
         """Attaches to every `ExpertParallelMoE` of a model. Collective over its group.
 
         Args:
-            model: the model, wrapped or not, where it will be trained; its layers share one
-                `ExpertParallelGroup`.
+            model: the model, wrapped or not, where it will be trained; its layers share one `ExpertParallelGroup`.
             options: the same on every rank; defaults when None.
             groups: process groups for the agent; created over the ranks of the layers' group when None.
 
@@ -64,6 +67,9 @@ class Agent:
             refuse_unsupported(layers)
         disabled = is_disabled()
         topology = detect_topology(group, options)
+        self._layers, self._options, self._topology = layers, options, topology
+        self._trace: TraceFile | None = None
+        self._is_recording = False
         facts = _facts(layers, options, disabled=disabled)
         check_agreement(group.counts, facts, size=group.size)
         self._agent: ActiveAgent | PlainAgent
@@ -115,6 +121,35 @@ class Agent:
         finally:
             self._agent.set_micro_batch(before)
 
+    def record(self, folder: str | os.PathLike[str], *, limit_bytes: int = LIMIT_BYTES) -> None:
+        """Writes the gathered counts of every micro-batch from now on to a trace, for `taot replay`. Collective.
+
+        Works in every mode, also with `TAOT_DISABLE`. The leader writes, from a thread of its own and with bounded
+        memory; what the disk cannot take in time is left out. `close` ends the trace.
+
+        Args:
+            folder: a new or empty folder on the leader's machine; ignored on other ranks.
+            limit_bytes: size on disk at which recording ends.
+
+        Raises:
+            ValueError: on every rank, if the folder cannot be used.
+            RuntimeError: if this agent records already.
+        """
+        if self._is_recording:
+            raise RuntimeError("this agent records already: close it to end the trace")
+        group = self._layers[0][1].group
+        with share_refusals(group.counts, size=group.size):
+            if group.rank == LEADER:
+                header = TraceHeader(
+                    training_job=self._options.training_job,
+                    topology=self._topology,
+                    layers=_layer_specs(self._layers),
+                )
+                self._trace = TraceFile(folder, header, limit_bytes=limit_bytes)
+        if self._trace is not None:
+            self._agent.record(self._trace)
+        self._is_recording = True
+
     def weights_changed(self) -> None:
         """Tells that weights changed inside a step: its guests are fetched anew. Collective.
 
@@ -135,8 +170,10 @@ class Agent:
         return self._agent.planner_stats()
 
     def close(self) -> None:
-        """Says goodbye to the planner and gives the layers back to plain expert parallelism."""
+        """Says goodbye to the planner, ends the trace and gives the layers back to plain expert parallelism."""
         self._agent.close()
+        if self._trace is not None:
+            self._trace.close()
 
 
 def _facts(layers: Sequence[NamedLayer], options: AgentOptions, *, disabled: bool) -> dict[str, object]:
@@ -154,6 +191,18 @@ def _facts(layers: Sequence[NamedLayer], options: AgentOptions, *, disabled: boo
     return facts
 
 
+def _layer_specs(layers: Sequence[NamedLayer]) -> tuple[LayerSpec, ...]:
+    return tuple(
+        LayerSpec(
+            name=name,
+            top_k=layer.top_k,
+            expert_size_bytes=expert_layout(layer).size_bytes,
+            home_E=layer.home_E,
+        )
+        for name, layer in layers
+    )
+
+
 def _session_spec(layers: Sequence[NamedLayer], options: AgentOptions, topology: Topology) -> SessionSpec:
     group: ExpertParallelGroup = layers[0][1].group
     return SessionSpec(
@@ -161,15 +210,7 @@ def _session_spec(layers: Sequence[NamedLayer], options: AgentOptions, topology:
         group=options.group or group.name,
         incarnation=time.time_ns() // 1000,
         topology=topology,
-        layers=tuple(
-            LayerSpec(
-                name=name,
-                top_k=layer.top_k,
-                expert_size_bytes=expert_layout(layer).size_bytes,
-                home_E=layer.home_E,
-            )
-            for name, layer in layers
-        ),
+        layers=_layer_specs(layers),
         algorithm=options.algorithm,
         options=PlanningOptions(
             tolerance_ppm=round(options.tolerance * PPM), min_imbalance_ppm=round(options.min_imbalance * PPM)

@@ -19,6 +19,7 @@ from taot_client.shipment import Mover, Shipment, TransferClock
 from taot_client.step_control import StepControl
 from taot_client.step_record import ModeReason, StepMode, StepRecord
 from taot_client.step_summary import StepSummary, StepTally
+from taot_client.trace_recorder import TraceFile
 from taot_client.transfer_schedule import Move
 from taot_planning import LayerProblem, imbalance, rank_loads
 from taot_planning.arrays import IntArray
@@ -56,6 +57,7 @@ class AgentState:
         self.step = -1
         self.num_invalid_ids = 0
         self.is_in_step = False
+        self.trace: TraceFile | None = None
         self._record: StepRecord | None = None
         self._tally = StepTally()
         self._sent_bytes = [0, 0]
@@ -117,11 +119,15 @@ class AgentState:
             static=imbalance(rank_loads(problem.counts_RE, problem.home_E)),
             achieved=imbalance(layer.would_be_loads(problem) if self.mode is StepMode.OBSERVE else loads_R),
         )
+        site = layer_pass.site
+        if self.trace is not None and site.step >= 0:
+            at = {"step": site.step, "micro_batch": site.micro_batch, "layer": site.layer}
+            self.trace.add(**at, counts_RE=layer_pass.gathered.counts_RE)
         if self.leader is None:
             return
         report = self._reports.add(
-            step=layer_pass.site.step,
-            micro_batch=layer_pass.site.micro_batch,
+            step=site.step,
+            micro_batch=site.micro_batch,
             layer=layer.route.layer,
             gathered=layer_pass.gathered,
             loads_R=loads_R,

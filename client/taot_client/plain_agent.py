@@ -12,6 +12,7 @@ from taot_client.moe_layer import ExpertParallelMoE
 from taot_client.pinned_passes import in_backward
 from taot_client.step_record import ModeReason, StepMode
 from taot_client.step_summary import StepSummary, StepTally
+from taot_client.trace_recorder import TraceFile
 from taot_planning import imbalance, rank_loads
 
 
@@ -22,14 +23,21 @@ class PlainAgent:
         self._layers = layers
         self._step = -1
         self._tally = StepTally()
-        for name, layer in layers:
-            layer.coordinator = PlainCoordinator(layer.group, layer.home_E, on_pass=self._on_pass(name, layer))
+        self._trace: TraceFile | None = None
+        self._num_passes = [0] * len(layers)
+        for index, (name, layer) in enumerate(layers):
+            on_pass = self._on_pass(index, name, layer)
+            layer.coordinator = PlainCoordinator(layer.group, layer.home_E, on_pass=on_pass)
 
-    def _on_pass(self, name: str, layer: ExpertParallelMoE) -> Callable[[GatheredCounts], None]:
+    def _on_pass(self, index: int, name: str, layer: ExpertParallelMoE) -> Callable[[GatheredCounts], None]:
         def on_pass(gathered: GatheredCounts) -> None:
             if layer.training and not in_backward():  # neither evaluation nor recomputation
                 static = imbalance(rank_loads(gathered.counts_RE, layer.home_E))
                 self._tally.add_pass(name, static=static, achieved=static)
+                if self._trace is not None and self._step >= 0:
+                    at = {"step": self._step, "micro_batch": self._num_passes[index], "layer": index}
+                    self._trace.add(**at, counts_RE=gathered.counts_RE)
+                self._num_passes[index] += 1
 
         return on_pass
 
@@ -37,6 +45,7 @@ class PlainAgent:
         """Begins the next step."""
         self._step += 1
         self._tally = StepTally()
+        self._num_passes = [0] * len(self._layers)
 
     def end_step(self) -> StepSummary:
         """What the step did."""
@@ -44,6 +53,10 @@ class PlainAgent:
 
     def set_micro_batch(self, index: int | None) -> None:
         """Micro-batches need no names here."""
+
+    def record(self, trace: TraceFile) -> None:
+        """Adds every pass from now on to a trace."""
+        self._trace = trace
 
     def weights_changed(self) -> None:
         """Nobody holds copies of weights."""

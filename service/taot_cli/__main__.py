@@ -10,6 +10,7 @@ import typer
 
 from taot_cli.demo import demo
 from taot_cli.plan import plan
+from taot_cli.replay import replay
 from taot_cli.serve import serve
 
 app = typer.Typer(
@@ -20,6 +21,7 @@ app = typer.Typer(
 )
 app.command()(serve)
 app.command()(plan)
+app.command()(replay)
 app.command()(demo)
 
 

@@ -101,10 +101,15 @@ def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 def _options(tolerance: float, effort: str) -> PlanningOptions:
     # The command line gives any text; PlanningOptions refuses what it does not know.
-    return PlanningOptions(tolerance_ppm=_parts_per_million(tolerance), effort=cast("Effort", effort))
+    return PlanningOptions(tolerance_ppm=parts_per_million(tolerance), effort=cast("Effort", effort))
 
 
-def _parts_per_million(tolerance: float) -> int:
+def parts_per_million(tolerance: float) -> int:
+    """A tolerance as options hold it.
+
+    Raises:
+        ValueError: if it is out of range.
+    """
     if not 0 <= tolerance <= 100:
         raise ValueError(f"tolerance must be between 0 and 100 (100 times the mean), got {tolerance}")
     return round(tolerance * PPM)

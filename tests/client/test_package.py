@@ -14,6 +14,7 @@ PUBLIC_NAMES = {
         "Router",
         "StepSummary",
         "TopKRouter",
+        "TraceRecorder",
         "TransferError",
         "expert_parallel_group",
     },
