@@ -33,7 +33,7 @@ def delayed(function, *, chance: float, most_seconds: float, seed: int):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("plan_source", "num_steps"), [("ahead", 500), ("blocking", 60), ("inline", 60)])
+@pytest.mark.parametrize(("plan_source", "num_steps"), [("ahead", 500), ("blocking", 40), ("inline", 30)])
 def test_random_delays_on_every_rank_and_message_leave_the_mathematics_alone(
     planner, monkeypatch, plan_source, num_steps
 ):
@@ -46,7 +46,7 @@ def test_random_delays_on_every_rank_and_message_leave_the_mathematics_alone(
         (PlannerLink, "_decode"),
     ):
         monkeypatch.setattr(
-            owner, name, delayed(getattr(owner, name), chance=0.1, most_seconds=0.02, seed=hash(name) % 1000)
+            owner, name, delayed(getattr(owner, name), chance=0.1, most_seconds=0.012, seed=hash(name) % 1000)
         )
     address = None if plan_source == "inline" else planner.address
     agent_options = AgentOptions(
@@ -75,14 +75,12 @@ def test_random_delays_on_every_rank_and_message_leave_the_mathematics_alone(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("plan_source", ["ahead", "inline"])
-def test_a_rank_that_stalls_anywhere_in_a_step_is_not_a_fault(planner, plan_source):
+def test_a_rank_that_stalls_anywhere_in_a_step_is_not_a_fault(planner):
     # The transfer wait is far shorter than the stalls: its clock must not run while a peer is merely late.
     agent_options = AgentOptions(
         ranks_per_node=2,
-        planner_address=None if plan_source == "inline" else planner.address,
-        group=f"stall-{plan_source}",
-        plan_source=plan_source,
+        planner_address=planner.address,
+        group="stall",
         plan_deadline=timedelta(milliseconds=100),
         transfer_timeout=timedelta(seconds=1),
     )
