@@ -27,6 +27,9 @@ from torch.utils.checkpoint import checkpoint
 from taot_client import Agent, AgentOptions, layer_agent
 from taot_planning import LayerPlan
 
+# They train: too long for `make check`.
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 
 

@@ -20,6 +20,9 @@ from tiny_moe import (
 
 from taot_client import Agent, AgentOptions
 
+# They train: too long for `make check`.
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 CONFIG = TinyConfig(num_layers=2)
 MICRO_BATCHES = 3

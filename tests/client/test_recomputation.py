@@ -23,6 +23,9 @@ from torch.utils.checkpoint import checkpoint
 from taot_client import Agent, AgentOptions
 from taot_client import layer_agent as layer_agent_module
 
+# They train: too long for `make check`.
+pytestmark = pytest.mark.slow
+
 RANKS = 4
 CONFIG = TinyConfig()
 
