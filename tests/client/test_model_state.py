@@ -9,7 +9,7 @@ import torch
 from rank_threads import Rank, run_ranks
 from tiny_moe import TinyConfig, TinyMoE, batch, loss_of
 
-from taot_client import Agent, AgentOptions
+from taot_client import Agent, AgentOptions, StepSummary
 from taot_client import layer_agent as layer_agent_module
 from taot_client.slot_table import SlotState
 
@@ -20,10 +20,10 @@ def options(**changes) -> AgentOptions:
     return AgentOptions(**{"ranks_per_node": 1, "debug": True, "plan_source": "inline", **changes})
 
 
-def step(agent: Agent, model: TinyMoE, rank: Rank, index: int) -> None:
+def step(agent: Agent, model: TinyMoE, rank: Rank, index: int) -> StepSummary:
     agent.begin_step()
     loss_of(model(batch(CONFIG, step=index, rank=rank.group.rank))).backward()
-    agent.end_step()
+    return agent.end_step()
 
 
 def test_guests_are_neither_parameters_nor_state_and_checkpoints_load_without_the_agent():
@@ -93,8 +93,10 @@ def test_an_exception_between_forward_and_backward_leaves_the_agent_usable():
         agent = Agent(model, options(), groups=rank.agent_groups)
         agent.begin_step()
         model(batch(CONFIG, step=0, rank=rank.group.rank))  # its backward never runs
-        for index in range(1, 3):
-            step(agent, model, rank, index)
+        summaries = [step(agent, model, rank, index) for index in range(1, 3)]
+        assert [summary.step for summary in summaries] == [1, 2]
+        assert all(summary.guests_intra + summary.guests_inter > 0 for summary in summaries)
+        assert all(layer.pins.num_in_flight == 0 for layer in agent._agent.state.layers)
         agent.close()
 
     run_ranks(2, body)
