@@ -8,8 +8,11 @@ import numpy as np
 
 from taot_planning.arrays import MAX_COUNT, IntArray, frozen_ints
 from taot_planning.assignment import assign_tokens
+from taot_planning.explanation import Explanation
+from taot_planning.guest_moves import list_moves
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.load import imbalance, rank_loads
+from taot_planning.step_time import predict_seconds
 
 EMPTY_SLOT = -1
 """What `guests_RK` holds where a slot stays empty."""
@@ -26,13 +29,19 @@ class PlanStats:
     """The same with the plan applied."""
 
     intra_guests: int
-    """Guests whose home is in the same node."""
+    """Guests that come from a rank in the same node: their home, or with relays another guest's rank."""
 
     inter_guests: int
-    """Guests whose home is in another node."""
+    """Guests that come from another node."""
+
+    resident_guests: int
+    """Guests that were there already, and are free."""
 
     weighted_cost: float
-    """Sum over guests of the cost of home -> guest rank, relative to the innermost level."""
+    """Sum over the guests that move of the cost between the two ranks, relative to the innermost level."""
+
+    predicted_seconds: float | None
+    """Predicted time of the layer's experts, see `step_time`; None: rates or bandwidths are unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -45,6 +54,9 @@ class LayerPlan:
     quota_SRK: IntArray
     """Tokens of each source rank that go to each guest slot; the rest stays with the expert's home.
     Shape: [source ranks, ranks, slots]."""
+
+    explanation: Explanation = Explanation()
+    """How it came about."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "guests_RK", frozen_ints(self.guests_RK, name="guests", num_axes=2))
@@ -67,16 +79,18 @@ class LayerPlan:
 
     def stats(self, problem: LayerProblem) -> PlanStats:
         """What the plan achieves on `problem`, the counts it was made for."""
-        ranks, slots = np.nonzero(self.guests_RK != EMPTY_SLOT)
-        homes_G = problem.home_E[self.guests_RK[ranks, slots]]
-        nodes_R = problem.topology.nodes_R
-        intra = int((nodes_R[homes_G] == nodes_R[ranks]).sum())
+        topology = problem.topology
+        loads_R = self.loads_R(problem)
+        moves = list_moves(problem, self.guests_RK)
+        intra = int((topology.nodes_R[moves.source_G] == topology.nodes_R[moves.rank_G]).sum())
         return PlanStats(
-            imbalance_before=imbalance(rank_loads(problem.counts_RE, problem.home_E)),
-            imbalance_after=imbalance(self.loads_R(problem)),
+            imbalance_before=imbalance(rank_loads(problem.counts_RE, problem.home_E), topology.speed_milli_R),
+            imbalance_after=imbalance(loads_R, topology.speed_milli_R),
             intra_guests=intra,
-            inter_guests=ranks.size - intra,
-            weighted_cost=int(problem.topology.cost_milli_RR[homes_G, ranks].sum()) / 1000,
+            inter_guests=moves.rank_G.size - intra,
+            resident_guests=int((self.guests_RK != EMPTY_SLOT).sum()) - moves.rank_G.size,
+            weighted_cost=moves.cost_milli / 1000,
+            predicted_seconds=predict_seconds(problem, moves, loads_R, self.tokens_RK.sum(axis=1)),
         )
 
 

@@ -29,6 +29,23 @@ def check_homes(home_E: IntArray, *, num_ranks: int) -> None:
         )
 
 
+@dataclass(frozen=True, kw_only=True)
+class LayerRates:
+    """What computing and moving an expert of this layer takes; with it the time of a layer can be predicted."""
+
+    token_picoseconds: int
+    """Time that a rank of normal speed takes to compute one token in one expert, forward; 1 to 10^12."""
+
+    expert_size_bytes: int
+    """Weights to move per guest, 0 to 2^40."""
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.token_picoseconds <= 10**12:
+            raise ValueError(f"token_picoseconds must be between 1 and 10^12, got {self.token_picoseconds}")
+        if not 0 <= self.expert_size_bytes <= 2**40:
+            raise ValueError(f"expert_size_bytes must be between 0 and 2^40, got {self.expert_size_bytes}")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LayerProblem:
     """The routing of one layer in one micro-batch, with the homes and the topology.
@@ -44,6 +61,17 @@ class LayerProblem:
 
     topology: Topology
     """The ranks and what a move between two of them costs."""
+
+    resident_RK: IntArray | None = None
+    """Experts whose present weights each rank holds as guests already, -1 where none: these guests are free.
+    Shape: [ranks, any number]."""
+
+    recent_tokens_NE: IntArray | None = None
+    """Tokens of each expert in recent micro-batches, newest first, `counts_RE` not among them: the placement is to
+    hold for these as well. Shape: [micro-batches, experts]."""
+
+    rates: LayerRates | None = None
+    """What computing and moving take; None: unknown, and no step time is predicted."""
 
     def __post_init__(self) -> None:
         counts_RE = frozen_ints(self.counts_RE, name="counts", num_axes=2)
@@ -65,6 +93,27 @@ class LayerProblem:
                 f"counts must be between 0 and 2^31-1, got {counts_RE[rank, expert]}"
                 f" from source rank {rank} to expert {expert}"
             )
+        self._freeze_optional()
+
+    def _freeze_optional(self) -> None:
+        if self.resident_RK is not None:
+            resident_RK = frozen_ints(self.resident_RK, name="resident guests", num_axes=2)
+            object.__setattr__(self, "resident_RK", resident_RK)
+            if resident_RK.shape[0] != self.num_ranks:
+                raise ValueError(
+                    f"resident guests must have one row per rank ({self.num_ranks}), got {len(resident_RK)}"
+                )
+            if resident_RK.min(initial=0) < -1 or resident_RK.max(initial=0) >= self.num_experts:
+                raise ValueError(f"resident guests must be experts below {self.num_experts}, or -1")
+        if self.recent_tokens_NE is not None:
+            recent_NE = frozen_ints(self.recent_tokens_NE, name="recent tokens", num_axes=2)
+            object.__setattr__(self, "recent_tokens_NE", recent_NE)
+            if recent_NE.shape[1] != self.num_experts:
+                raise ValueError(
+                    f"recent tokens must have one column per expert ({self.num_experts}), got {recent_NE.shape[1]}"
+                )
+            if recent_NE.min(initial=0) < 0 or recent_NE.max(initial=0) > MAX_COUNT * self.num_ranks:
+                raise ValueError("recent tokens must be between 0 and 2^31-1 from each rank")
 
     @property
     def num_ranks(self) -> int:

@@ -9,20 +9,44 @@ PPM = 1_000_000
 """Parts per million in one: ratios that ranks compute with are integers."""
 
 Effort: TypeAlias = Literal["fast", "balanced"]
-"""How hard to search: `fast` for ranks that plan for themselves in a training step, `balanced` ahead of it."""
+"""How hard to search.
+
+fast: for ranks that plan for themselves in a training step.
+balanced: ahead of it, in the service.
+"""
 
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
+
+Objective: TypeAlias = Literal["tolerance", "mu", "step_time"]
+"""What `taot` looks for.
+
+tolerance: the cheapest guests that reach `tolerance_ppm`.
+mu: the least imbalance + mu x weighted cost (eq. 2 of the paper).
+step_time: the least predicted time of the layer; needs `LayerProblem.rates` and the bandwidths of the levels.
+"""
+
+OBJECTIVES: tuple[Objective, ...] = get_args(Objective)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlanningOptions:
-    """What a plan should achieve. Only `taot` has a tolerance; `min_imbalance_ppm` holds for every algorithm."""
+    """What a plan should achieve. `min_imbalance_ppm` holds for every algorithm, the others are read by `taot`."""
+
+    objective: Objective = "tolerance"
+    """What to look for."""
 
     tolerance_ppm: int = 15_000
     """Residual imbalance asked for, in parts per million of the mean load; ranks are filled up to it."""
 
+    mu_ppm: int = 2_000
+    """What the objective `mu` gives for one unit of weighted cost, a guest within a node: imbalance in parts per
+    million."""
+
     min_imbalance_ppm: int = 0
     """Layers whose imbalance is not above this are left alone, in parts per million."""
+
+    min_tokens_per_guest: int = 0
+    """Guests that would take fewer tokens are not made."""
 
     effort: Effort = "balanced"
     """How hard to search for a cheaper plan. Counted in rounds, never in time: the answer stays the same."""
@@ -32,5 +56,11 @@ class PlanningOptions:
             value = getattr(self, name)
             if not 0 <= value <= 100 * PPM:
                 raise ValueError(f"{name} must be between 0 and {100 * PPM} (100 times the mean), got {value}")
+        if not 0 <= self.mu_ppm <= 100 * PPM:
+            raise ValueError(f"mu_ppm must be between 0 and {100 * PPM}, got {self.mu_ppm}")
+        if not 0 <= self.min_tokens_per_guest < 2**31:
+            raise ValueError(f"min_tokens_per_guest must be between 0 and 2^31-1, got {self.min_tokens_per_guest}")
         if self.effort not in EFFORTS:
             raise ValueError(f"unknown effort {self.effort!r}: choose one of {', '.join(EFFORTS)}")
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"unknown objective {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")

@@ -15,6 +15,15 @@ INNERMOST_COST_MILLI = 1000
 
 MAX_COST_MILLI = 2**31 - 1
 
+NORMAL_SPEED_MILLI = 1000
+"""Speed of a rank like the others, in thousandths."""
+
+SPEED_LIMITS_MILLI = (10, 10_000)
+"""Slowest and fastest rank that can be told, in thousandths: products of loads and speeds stay below 2^63."""
+
+MAX_BANDWIDTH = 2**50
+"""Fastest link that can be told, in bytes per second: about 1 PB/s."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
@@ -25,6 +34,9 @@ class Level:
 
     transfer_cost_milli: int
     """Cost of a move between ranks whose smallest common domain is at this level, in thousandths."""
+
+    bandwidth_bytes_per_second: int | None = None
+    """Bandwidth of one rank between such ranks; None: unknown, and no step time can be predicted."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -47,6 +59,18 @@ class Topology:
     cost_matrix_milli: IntArray | None = None
     """Replaces the costs of the levels when given, in thousandths, zero diagonal. Shape: [ranks, ranks]."""
 
+    speed_milli_R: IntArray | None = None
+    """Compute speed of each rank relative to a normal one, in thousandths; None: all alike. Loads are balanced in time:
+    a rank of half the speed gets half the tokens. Shape: [ranks]."""
+
+    token_cap_R: IntArray | None = None
+    """The most tokens each rank can take in one layer and micro-batch; None: no limit. Guests never push a rank above
+    it; what its home experts have to compute is not refused. Shape: [ranks]."""
+
+    has_relay: bool = False
+    """Whether guests are passed on: several guests of one expert in one remote domain then pay one crossing, the others
+    the cost from the rank that has it."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "domains_RV", frozen_ints(self.domains_RV, name="domains", num_axes=2))
         object.__setattr__(self, "slots_R", frozen_ints(self.slots_R, name="slots", num_axes=1))
@@ -60,6 +84,21 @@ class Topology:
             matrix_RR = frozen_ints(self.cost_matrix_milli, name="cost matrix", num_axes=2)
             object.__setattr__(self, "cost_matrix_milli", matrix_RR)
             _check_cost_matrix(matrix_RR, num_ranks=self.num_ranks)
+        self._freeze_per_rank("speed_milli_R", "speeds", SPEED_LIMITS_MILLI)
+        self._freeze_per_rank("token_cap_R", "token caps", (0, 2**62))
+
+    def _freeze_per_rank(self, field: str, name: str, limits: tuple[int, int]) -> None:
+        """Copies and checks an optional array with one entry per rank."""
+        if getattr(self, field) is None:
+            return
+        values_R = frozen_ints(getattr(self, field), name=name, num_axes=1)
+        object.__setattr__(self, field, values_R)
+        if values_R.size != self.num_ranks:
+            raise ValueError(f"{name} must have one entry per rank ({self.num_ranks}), got {values_R.size}")
+        outside = np.flatnonzero((values_R < limits[0]) | (values_R > limits[1]))
+        if outside.size:
+            rank = int(outside[0])
+            raise ValueError(f"{name} must be between {limits[0]} and {limits[1]}, got {values_R[rank]} on rank {rank}")
 
     def _check_levels(self) -> None:
         if not self.levels:
@@ -72,6 +111,12 @@ class Topology:
             )
         if costs != sorted(costs) or costs[-1] > MAX_COST_MILLI:
             raise ValueError(f"transfer costs must not fall from level to level nor exceed 2^31-1, got {costs}")
+        for level in self.levels:
+            bandwidth = level.bandwidth_bytes_per_second
+            if bandwidth is not None and not 1 <= bandwidth <= MAX_BANDWIDTH:
+                raise ValueError(
+                    f"the bandwidth of level {level.name!r} must be 1 to 2^50 bytes per second, got {bandwidth}"
+                )
 
     def _check_domains(self) -> None:
         domains_RV = self.domains_RV
@@ -109,14 +154,27 @@ class Topology:
         return read_only(self.domains_RV[:, 0])
 
     @cached_property
+    def speeds_R(self) -> IntArray:
+        """Speed of each rank in thousandths, also where all are alike. Shape: [ranks]."""
+        if self.speed_milli_R is not None:
+            return self.speed_milli_R
+        return read_only(np.full(self.num_ranks, NORMAL_SPEED_MILLI, dtype=np.int64))
+
+    @cached_property
+    def level_RR(self) -> IntArray:
+        """Level of the smallest domain that two ranks share, 0 the innermost. Shape: [ranks, ranks]."""
+        level_RR = np.full((self.num_ranks, self.num_ranks), len(self.levels) - 1, dtype=np.int64)
+        for level in range(len(self.levels) - 2, -1, -1):
+            domain_R = self.domains_RV[:, level]
+            level_RR[domain_R[:, None] == domain_R[None, :]] = level
+        return read_only(level_RR)
+
+    @cached_property
     def cost_milli_RR(self) -> IntArray:
         """Cost of moving an expert from rank to rank, in thousandths, 0 to itself. Shape: [ranks, ranks]."""
         if self.cost_matrix_milli is not None:
             return self.cost_matrix_milli
-        cost_RR = np.full((self.num_ranks, self.num_ranks), self.levels[-1].transfer_cost_milli, dtype=np.int64)
-        for level in range(len(self.levels) - 1, -1, -1):
-            domain_R = self.domains_RV[:, level]
-            cost_RR[domain_R[:, None] == domain_R[None, :]] = self.levels[level].transfer_cost_milli
+        cost_RR = np.array([level.transfer_cost_milli for level in self.levels], dtype=np.int64)[self.level_RR]
         np.fill_diagonal(cost_RR, 0)
         cost_RR.setflags(write=False)
         return cost_RR

@@ -74,7 +74,7 @@ class FiguresBuilder:
             plan: the placement with the tokens at hand split over it.
         """
         step, nodes_R = self._steps[-1], problem.topology.nodes_R
-        step.imbalances.append(imbalance(plan.loads_R(problem)))
+        step.imbalances.append(imbalance(plan.loads_R(problem), problem.topology.speed_milli_R))
         step.crossings += node_crossings(problem, plan)
         ranks, slots = np.nonzero(guests_RK != EMPTY_SLOT)
         placed_G2 = np.stack([guests_RK[ranks, slots], ranks], axis=1)
