@@ -16,6 +16,8 @@ from taot_planning.topology import Topology
 
 def capacities_at(pace: int, topology: Topology) -> IntArray:
     """Tokens that each rank computes within a pace, and can take at all. Shape: [ranks]."""
+    if topology.speed_milli_R is None and topology.token_cap_R is None:
+        return np.full(topology.num_ranks, pace, dtype=np.int64)
     speeds_R = topology.speeds_R
     fastest = int(speeds_R.max())
     # pace * speed / fastest, in parts that cannot overflow.
@@ -37,5 +39,7 @@ def pace_of(loads_R: IntArray, topology: Topology) -> int:
 
 def pace_for(total: int, tolerance_ppm: int, topology: Topology) -> int:
     """The pace of a split of `total` tokens with this residual imbalance, rounded up."""
-    speeds_R = topology.speeds_R
+    if topology.speed_milli_R is None:
+        return -(-total * (PPM + tolerance_ppm) // (PPM * topology.num_ranks))
+    speeds_R = topology.speed_milli_R
     return -(-total * (PPM + tolerance_ppm) * int(speeds_R.max()) // (PPM * int(speeds_R.sum())))

@@ -17,7 +17,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from taot_planning.algorithms.guest_state import FREE, FROM, LATEST, LEFT, ROOM, TO, GuestState
+from taot_planning.algorithms.guest_state import (
+    BEFORE,
+    EXPERT,
+    FREE,
+    FROM,
+    HOT,
+    LATEST,
+    LEFT,
+    PAID,
+    ROOM,
+    TO,
+    TOKENS,
+    GuestState,
+)
 from taot_planning.arrays import IntArray
 from taot_planning.kernel import kernel
 
@@ -44,44 +57,72 @@ def _holds(hot: int, cold: int, expert: int, state: GuestState) -> bool:
     num_slots = state.guest_P.shape[0] // state.cold_C.shape[0]
     place = state.hot_H[hot, LATEST]
     while place >= 0:
-        if place // num_slots == cold and state.guest_P[place, 1] == expert:
+        if place // num_slots == cold and state.guest_P[place, EXPERT] == expert:
             return True
-        place = state.guest_P[place, 3]
+        place = state.guest_P[place, BEFORE]
     return False
 
 
 @kernel
+def _price(hot: int, cold: int, expert: int, state: GuestState) -> int:
+    """What a guest would cost: nothing where it is resident, the cheapest way to it where guests are passed on."""
+    price = int(state.cost_HC[hot, cold])
+    has_residents, num_passing = state.resident_CX.shape[0] > 0, state.cost_CC.shape[0]
+    if has_residents and state.resident_CX[cold, expert]:
+        return 0
+    for other in range(num_passing):
+        has_it = has_residents and state.resident_CX[other, expert]
+        if state.cost_CC[other, cold] < price and (has_it or _holds(hot, other, expert, state)):
+            price = int(state.cost_CC[other, cold])
+    return price
+
+
+@kernel
 def _choose_expert(hot: int, cold: int, amount: int, state: GuestState) -> int:
-    """The hot rank's smallest expert that can carry the amount, else the largest; -1: none can carry anything."""
-    chosen = -1
+    """The hot rank's smallest expert that can carry the amount, else the largest; -1: none can carry anything.
+
+    Where prices differ, the cheapest of those that can carry the amount, and the smallest only among equals.
+    """
+    chosen, chosen_price, one_price = -1, 0, state.cost_CC.size + state.resident_CX.size == 0
     for expert in range(state.hot_H[hot, FROM], state.hot_H[hot, TO]):
         left = state.left_X[expert]
         if left == 0 or (chosen >= 0 and left < amount and left <= state.left_X[chosen]):
             continue
-        if chosen >= 0 and left >= state.left_X[chosen] >= amount:
+        price = 0 if one_price else _price(hot, cold, expert, state)
+        is_dearer = price > chosen_price or (price == chosen_price and left >= state.left_X[chosen])
+        if chosen >= 0 and state.left_X[chosen] >= amount and is_dearer:
             continue
         if not _holds(hot, cold, expert, state):
-            chosen = expert
+            chosen, chosen_price = expert, price
     return chosen
 
 
 @kernel
+def _quote(hot: int, cold: int, amount: int, state: GuestState) -> int:
+    """What the guest that would carry the amount costs, at least 1: guests that are free still take a slot."""
+    expert = _choose_expert(hot, cold, amount, state)
+    return _NOWHERE if expert < 0 else max(_price(hot, cold, expert, state), 1)
+
+
+@kernel
 def _add_guest(hot: int, cold: int, expert: int, amount: int, state: GuestState) -> None:
+    price = _price(hot, cold, expert, state)
     num_slots = state.guest_P.shape[0] // state.cold_C.shape[0]
     place = cold * num_slots
-    while state.guest_P[place, 0] >= 0:
+    while state.guest_P[place, HOT] >= 0:
         place += 1
-    state.guest_P[place, 0] = hot
-    state.guest_P[place, 1] = expert
-    state.guest_P[place, 2] = amount
-    state.guest_P[place, 3] = state.hot_H[hot, LATEST]
+    state.guest_P[place, HOT] = hot
+    state.guest_P[place, EXPERT] = expert
+    state.guest_P[place, TOKENS] = amount
+    state.guest_P[place, BEFORE] = state.hot_H[hot, LATEST]
+    state.guest_P[place, PAID] = price
     state.hot_H[hot, LATEST] = place
     state.left_X[expert] -= amount
     state.hot_H[hot, LEFT] -= amount
     state.cold_C[cold, ROOM] -= amount
     state.cold_C[cold, FREE] -= 1
     state.total[0] -= amount
-    state.total[1] += state.cost_HC[hot, cold]
+    state.total[1] += price
 
 
 @kernel
@@ -92,15 +133,15 @@ def _remove_guests(hot: int, state: GuestState) -> None:
     state.hot_H[hot, LATEST] = -1
     while place >= 0:
         cold = place // num_slots
-        amount = state.guest_P[place, 2]
-        state.left_X[state.guest_P[place, 1]] += amount
+        amount = state.guest_P[place, TOKENS]
+        state.left_X[state.guest_P[place, EXPERT]] += amount
         state.hot_H[hot, LEFT] += amount
         state.cold_C[cold, ROOM] += amount
         state.cold_C[cold, FREE] += 1
         state.total[0] += amount
-        state.total[1] -= state.cost_HC[hot, cold]
-        state.guest_P[place, 0] = -1
-        place = state.guest_P[place, 3]
+        state.total[1] -= state.guest_P[place, PAID]
+        state.guest_P[place, HOT] = -1
+        place = state.guest_P[place, BEFORE]
 
 
 @kernel
@@ -116,6 +157,7 @@ def _choose_cold(hot: int, blinks: int, state: GuestState) -> int:
         state: the guests so far.
     """
     want, chance = state.hot_H[hot, LEFT], state.total[2]
+    one_price = state.cost_CC.size + state.resident_CX.size == 0
     single = 0
     for index in range(state.hot_H[hot, FROM], state.hot_H[hot, TO]):
         single = max(single, state.left_X[index])
@@ -128,7 +170,7 @@ def _choose_cold(hot: int, blinks: int, state: GuestState) -> int:
         chance = (chance * 1103515245 + 12345) & 0x7FFFFFFF
         if (chance >> 16) & 1023 < blinks:
             continue
-        cost = state.cost_HC[hot, cold]
+        cost = state.cost_HC[hot, cold] if one_price else _quote(hot, cold, min(room, want), state)
         if room >= want and single >= want:
             if cost < fit_cost or (cost == fit_cost and room < fit_room):
                 fit, fit_cost, fit_room = cold, cost, room
@@ -179,7 +221,7 @@ def _choose_moved(moved_M: IntArray, state: GuestState) -> int:
         if state.cost_HC[moved_M[0], other] < state.cost_HC[moved_M[0], cold]:
             cold = other
         for place in range(cold * num_slots, (cold + 1) * num_slots):
-            hot = state.guest_P[place, 0]
+            hot = state.guest_P[place, HOT]
             if hot < 0 or count == moved_M.size:
                 continue
             is_new = True
@@ -200,11 +242,11 @@ def _save_guests(moved_M: IntArray, count: int, before_B: IntArray, state: Guest
         place = state.hot_H[moved_M[index], LATEST]
         while place >= 0:
             before_B[saved, 0] = moved_M[index]
-            before_B[saved, 1] = state.guest_P[place, 1]
-            before_B[saved, 2] = state.guest_P[place, 2]
+            before_B[saved, 1] = state.guest_P[place, EXPERT]
+            before_B[saved, 2] = state.guest_P[place, TOKENS]
             before_B[saved, 3] = place // num_slots
             saved += 1
-            place = state.guest_P[place, 3]
+            place = state.guest_P[place, BEFORE]
     return saved
 
 
@@ -235,7 +277,7 @@ def _improve(rounds: int, rescue_rounds: int, state: GuestState) -> IntArray:
         state: the guests so far.
 
     Returns:
-        The best `guest_P`. Shape: [places, 4].
+        The best `guest_P`. Shape: [places, 5].
     """
     best_P = state.guest_P.copy()
     best_left, best_cost = state.total[0], state.total[1]
@@ -284,6 +326,6 @@ def search_guests(state: GuestState, rounds: int, rescue_rounds: int) -> tuple[I
     num_cold = state.cold_C.shape[0]
     guests_CK = np.full((num_cold, best_P.shape[0] // num_cold), -1, dtype=np.int64)
     for place in range(best_P.shape[0]):
-        if best_P[place, 0] >= 0:
-            guests_CK[place // guests_CK.shape[1], place % guests_CK.shape[1]] = state.expert_X[best_P[place, 1]]
+        if best_P[place, HOT] >= 0:
+            guests_CK[place // guests_CK.shape[1], place % guests_CK.shape[1]] = state.expert_X[best_P[place, EXPERT]]
     return guests_CK, state.total[0]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from taot_planning.arrays import IntArray
 from taot_planning.kernel import kernel
@@ -21,12 +22,35 @@ LEFT, LATEST, FROM, TO = 0, 1, 2, 3
 ROOM, FREE = 0, 1
 """Columns of `GuestState.cold_C`."""
 
+HOT, EXPERT, TOKENS, BEFORE, PAID = 0, 1, 2, 3, 4
+"""Columns of `GuestState.guest_P`."""
+
+
+class MeasuredLoads(NamedTuple):
+    """What the counts add up to."""
+
+    tokens_E: IntArray
+    """Tokens of each expert. Shape: [experts]."""
+
+    load_R: IntArray
+    """Tokens of each rank when every expert stays home. Shape: [ranks]."""
+
+    total: int
+    """All tokens."""
+
 
 class GuestState(NamedTuple):
     """The ranks in question, and the guests so far."""
 
     cost_HC: IntArray
-    """Cost of a guest, in thousandths. Shape: [hot ranks, cold ranks]."""
+    """Cost of a guest that comes from its home, in thousandths. Shape: [hot ranks, cold ranks]."""
+
+    cost_CC: IntArray
+    """Cost of a guest that is passed on; empty without relays. Shape: [cold ranks, cold ranks]."""
+
+    resident_CX: NDArray[np.bool_]
+    """Whether the cold rank has the expert already; empty where nobody has any. Shape: [cold ranks, experts of hot
+    ranks]."""
 
     hot_H: IntArray
     """Per hot rank: `LEFT` surplus that no guest carries yet, `LATEST` place of its latest guest (-1: none), and its
@@ -42,8 +66,8 @@ class GuestState(NamedTuple):
     """Tokens of each of them that no guest carries. Shape: [experts of hot ranks]."""
 
     guest_P: IntArray
-    """Per place: hot rank (-1: free), expert as index of `expert_X`, tokens, and the place of the hot rank's
-    guest before (-1: none). Shape: [places, 4]."""
+    """Per place: `HOT` rank (-1: free), `EXPERT` as index of `expert_X`, `TOKENS`, the place of the hot rank's guest
+    `BEFORE` (-1: none), and the cost `PAID`. Shape: [places, 5]."""
 
     total: IntArray
     """Surplus that no guest carries, cost of the guests, and the state of the pseudo-random sequence. Shape: [3]."""
@@ -70,8 +94,27 @@ def _list_experts(tokens_E: IntArray, home_E: IntArray, ranks_H: IntArray, hot_H
 
 
 @kernel
-def start_state(
-    tokens_E: IntArray, home_E: IntArray, excess_R: IntArray, cost_RR: IntArray, slots_R: IntArray
+def _list_residents(resident_RK: IntArray, ranks_C: IntArray, expert_X: IntArray) -> NDArray[np.bool_]:
+    """Whether each cold rank has each expert already; empty where nobody has any."""
+    num_residents = resident_RK.shape[1]
+    resident_CX = np.zeros((ranks_C.size if num_residents else 0, expert_X.size), dtype=np.bool_)
+    for cold in range(resident_CX.shape[0]):
+        for slot in range(num_residents):
+            for index in range(expert_X.size):
+                if resident_RK[ranks_C[cold], slot] == expert_X[index]:
+                    resident_CX[cold, index] = True
+    return resident_CX
+
+
+@kernel
+def start_state(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
+    tokens_E: IntArray,
+    home_E: IntArray,
+    excess_R: IntArray,
+    cost_RR: IntArray,
+    slots_R: IntArray,
+    resident_RK: IntArray,
+    has_relay: bool,
 ) -> tuple[GuestState, IntArray]:
     """Finds out which ranks are hot and cold, and starts with no guests.
 
@@ -81,6 +124,9 @@ def start_state(
         excess_R: load above the cap, negative below it. Shape: [ranks].
         cost_RR: cost of a guest from home to guest rank, in thousandths. Shape: [ranks, ranks].
         slots_R: guest slots. Shape: [ranks].
+        resident_RK: experts that each rank has already, -1 where none; no columns where nobody has any.
+            Shape: [ranks, any number].
+        has_relay: whether guests are passed on.
 
     Returns:
         The state, and the ranks of its cold ranks. Shape: [cold ranks].
@@ -99,13 +145,20 @@ def start_state(
     for cold in range(ranks_C.size):
         cold_C[cold, ROOM], cold_C[cold, FREE] = -excess_R[ranks_C[cold]], slots_R[ranks_C[cold]]
     expert_X = _list_experts(tokens_E, home_E, ranks_H, hot_H)
-    guest_P = np.full((ranks_C.size * slots_R.max(), 4), -1, dtype=np.int64)
-    return GuestState(cost_HC, hot_H, cold_C, expert_X, tokens_E[expert_X], guest_P, total), ranks_C
+    guest_P = np.full((ranks_C.size * slots_R.max(), 5), -1, dtype=np.int64)
+    passed_on = ranks_C if has_relay else ranks_C[:0]
+    cost_CC = np.empty((passed_on.size, passed_on.size), dtype=np.int64)
+    for cold in range(passed_on.size):
+        for other in range(passed_on.size):
+            cost_CC[cold, other] = cost_RR[passed_on[cold], passed_on[other]]
+    resident_CX = _list_residents(resident_RK, ranks_C, expert_X)
+    left_X = tokens_E[expert_X]
+    return GuestState(cost_HC, cost_CC, resident_CX, hot_H, cold_C, expert_X, left_X, guest_P, total), ranks_C
 
 
 @kernel
-def measure_loads(counts_RE: IntArray, home_E: IntArray) -> tuple[IntArray, IntArray, int, int]:
-    """Adds the counts up in one pass: tokens of experts, loads of ranks, all tokens, and the highest load.
+def measure_loads(counts_RE: IntArray, home_E: IntArray) -> MeasuredLoads:
+    """Adds the counts up in one pass.
 
     Args:
         counts_RE: tokens from each source rank to each expert. Shape: [ranks, experts].
@@ -120,4 +173,4 @@ def measure_loads(counts_RE: IntArray, home_E: IntArray) -> tuple[IntArray, IntA
     for expert in range(home_E.size):
         load_R[home_E[expert]] += tokens_E[expert]
         total += tokens_E[expert]
-    return tokens_E, load_R, total, load_R.max()
+    return MeasuredLoads(tokens_E, load_R, total)

@@ -1,0 +1,59 @@
+"""Rules that a plan of `taot` has to pass before it is one."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from taot_planning.algorithms import static
+from taot_planning.capacity import pace_of
+from taot_planning.explanation import Considered, Gate
+from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, plan_from_guests
+from taot_planning.layer_problem import LayerProblem
+from taot_planning.load import rank_loads
+from taot_planning.options import PlanningOptions
+
+
+def pass_gates(plan: LayerPlan, problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
+    """Leaves small guests out, and all guests where they gain nothing; the explanation says so."""
+    if not (plan.guests_RK != EMPTY_SLOT).any():
+        return plan
+    if options.min_tokens_per_guest > 1:
+        plan = _without_small_guests(plan, problem, options.min_tokens_per_guest)
+    # A plan that reached its tolerance is more balanced than none.
+    if plan.explanation.gates and _is_dominated(plan, problem):
+        return _instead(static.plan(problem, options), plan, Gate.DOMINATED)
+    if problem.rates is not None:
+        nothing = static.plan(problem, options)
+        time, time_without = plan.stats(problem).predicted_seconds, nothing.stats(problem).predicted_seconds
+        if time is not None and time_without is not None and time >= time_without:
+            return _instead(nothing, plan, Gate.NO_GAIN)
+    return plan
+
+
+def _is_dominated(plan: LayerPlan, problem: LayerProblem) -> bool:
+    """Whether moving nothing is as balanced."""
+    static_R = rank_loads(problem.counts_RE, problem.home_E)
+    return pace_of(plan.loads_R(problem), problem.topology) >= pace_of(static_R, problem.topology)
+
+
+def _instead(chosen: LayerPlan, plan: LayerPlan, gate: Gate) -> LayerPlan:
+    """`chosen` in place of `plan`, with the way to it."""
+    before = plan.explanation
+    considered = (*before.considered, Considered(name=f"before the gate {gate.value}", plan=plan))
+    return replace(chosen, explanation=replace(before, gates=(*before.gates, gate), considered=considered))
+
+
+def _without_small_guests(plan: LayerPlan, problem: LayerProblem, min_tokens: int) -> LayerPlan:
+    """Takes the smallest guest out until none is below the least; the tokens of each go to the others."""
+    kept = plan
+    while True:
+        tokens_RK = np.where(kept.guests_RK == EMPTY_SLOT, min_tokens, kept.tokens_RK)
+        rank, slot = np.unravel_index(int(tokens_RK.argmin()), tokens_RK.shape)
+        if tokens_RK[rank, slot] >= min_tokens:
+            break
+        guests_RK = kept.guests_RK.copy()
+        guests_RK[rank, slot] = EMPTY_SLOT
+        kept = plan_from_guests(problem, guests_RK)
+    return plan if kept is plan else _instead(kept, plan, Gate.MIN_TOKENS)

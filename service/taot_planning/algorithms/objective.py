@@ -1,0 +1,72 @@
+"""Plans that weigh balance against cost: plans for several tolerances, then guests taken out while that pays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+
+from taot_planning.algorithms import static
+from taot_planning.algorithms.tolerance import plan_for_tolerance
+from taot_planning.explanation import Considered, Explanation
+from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, plan_from_guests
+from taot_planning.layer_problem import LayerProblem
+from taot_planning.load import imbalance, rank_loads
+from taot_planning.options import PPM, PlanningOptions
+
+HALVINGS = 7
+"""Tolerances that are tried: the imbalance without guests halved up to so many times, and 0."""
+
+
+def objective_value(plan: LayerPlan, problem: LayerProblem, options: PlanningOptions) -> float:
+    """What the plan is worth, less is better.
+
+    Returns:
+        For `mu` imbalance + mu x weighted cost, for `step_time` seconds, for `tolerance` the weighted cost.
+
+    Raises:
+        ValueError: if the objective is `step_time` and rates or bandwidths are unknown.
+    """
+    stats = plan.stats(problem)
+    if options.objective == "tolerance":
+        return stats.weighted_cost
+    if options.objective == "mu":
+        return stats.imbalance_after + options.mu_ppm * stats.weighted_cost / PPM
+    if stats.predicted_seconds is None:
+        raise ValueError(
+            "the objective step_time needs the rates of the layer (token_picoseconds, expert_size_bytes) and the"
+            " bandwidth of every level"
+        )
+    return stats.predicted_seconds
+
+
+def plan_by_objective(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
+    """The best of no guests, and of plans for a range of tolerances from which guests are taken out while that pays.
+
+    Raises:
+        ValueError: see `objective_value`.
+    """
+    before = imbalance(rank_loads(problem.counts_RE, problem.home_E), problem.topology.speed_milli_R)
+    considered = [Considered(name="no guests", plan=static.plan(problem, options))]
+    for tolerance_ppm in sorted({0, *(round(before * PPM) >> halving for halving in range(1, HALVINGS + 1))}):
+        tolerance = min(tolerance_ppm, 100 * PPM)
+        plan = plan_for_tolerance(problem, replace(options, tolerance_ppm=tolerance))
+        considered.append(Considered(name=f"tolerance {tolerance / PPM:.2%}", plan=plan))
+    best = min(considered, key=lambda each: objective_value(each.plan, problem, options)).plan
+    thinned = _take_out(best, problem, lambda plan: objective_value(plan, problem, options))
+    considered.append(Considered(name="guests taken out", plan=thinned))
+    return replace(thinned, explanation=Explanation(considered=tuple(considered)))
+
+
+def _take_out(plan: LayerPlan, problem: LayerProblem, value_of: Callable[[LayerPlan], float]) -> LayerPlan:
+    """Takes out one guest after another, those with the fewest tokens first, and leaves out whose going pays."""
+    value = value_of(plan)
+    ranks, slots = np.nonzero(plan.guests_RK != EMPTY_SLOT)
+    for index in np.argsort(plan.tokens_RK[ranks, slots], kind="stable").tolist():
+        guests_RK = plan.guests_RK.copy()
+        guests_RK[ranks[index], slots[index]] = EMPTY_SLOT
+        without = plan_from_guests(problem, guests_RK)
+        if value_of(without) < value:
+            plan, value = without, value_of(without)
+    return plan

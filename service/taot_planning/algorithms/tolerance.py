@@ -1,0 +1,132 @@
+"""The cheapest guests that reach a tolerance, or the most balanced ones where it is out of reach."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import numpy as np
+
+from taot_planning.algorithms import static
+from taot_planning.algorithms.guest_search import search_guests
+from taot_planning.algorithms.guest_state import MeasuredLoads, measure_loads, start_state
+from taot_planning.arrays import IntArray, read_only
+from taot_planning.capacity import capacities_at, pace_for, pace_of
+from taot_planning.explanation import Considered, Explanation, Gate
+from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, plan_from_guests
+from taot_planning.layer_problem import LayerProblem
+from taot_planning.options import Effort, PlanningOptions
+
+MAX_BISECTIONS = 8
+"""Paces that are tried where the tolerance cannot be reached."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Budget:
+    """How long to search."""
+
+    rounds: int
+    """Rounds of improvement of a group of up to 32 ranks; more ranks get more, in proportion."""
+
+    most_rounds: int
+    """Rounds of improvement, at most."""
+
+    rescue_rounds: int
+    """Further rounds while some rank is above its capacity."""
+
+
+BUDGETS: Mapping[Effort, _Budget] = MappingProxyType(
+    {
+        "fast": _Budget(rounds=28, most_rounds=56, rescue_rounds=200),
+        "balanced": _Budget(rounds=400, most_rounds=1600, rescue_rounds=500),
+    }
+)
+
+
+def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
+    """Places guests for `options.tolerance_ppm` and splits the tokens exactly.
+
+    Resident guests are free; where they are enough, nothing moves. If the slots do not suffice for the tolerance,
+    the plan is the most balanced that was found.
+    """
+    loads = measure_loads(problem.counts_RE, problem.home_E)
+    target = pace_for(loads.total, options.tolerance_ppm, problem.topology)
+    if _is_within(loads.load_R, target, problem):
+        return _explain(static.plan(problem, options), Gate.WITHIN_TOLERANCE)
+    budget = BUDGETS[options.effort]
+    considered: list[Considered] = []
+    if problem.resident_RK is not None:
+        kept = plan_from_guests(problem, _resident_guests(problem, problem.resident_RK))
+        considered.append(Considered(name="resident guests alone", plan=kept))
+        if _is_within(kept.loads_R(problem), target, problem):
+            return _explain(kept, considered=considered)
+    guests_RK, missing = _search(problem, loads, target, budget)
+    best = plan_from_guests(problem, guests_RK)
+    considered.append(Considered(name=f"search, {options.effort}", plan=best))
+    if missing == 0:
+        return _explain(best, considered=considered)
+    best = _most_balanced(problem, loads, target, budget, considered)
+    return _explain(best, Gate.OUT_OF_REACH, considered=considered)
+
+
+def _explain(plan: LayerPlan, *gates: Gate, considered: list[Considered] | None = None) -> LayerPlan:
+    return replace(plan, explanation=Explanation(gates=gates, considered=tuple(considered or ())))
+
+
+def _is_within(loads_R: IntArray, pace: int, problem: LayerProblem) -> bool:
+    return bool((loads_R <= capacities_at(pace, problem.topology)).all())
+
+
+def _resident_guests(problem: LayerProblem, resident_RK: IntArray) -> IntArray:
+    """The resident guests as a placement; a rank keeps as many as it has slots. Shape: [ranks, slots]."""
+    topology = problem.topology
+    guests_RK = np.full((problem.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64)
+    for rank, slots in enumerate(topology.slots_R.tolist()):
+        away = [guest for guest in resident_RK[rank].tolist() if guest >= 0 and problem.home_E[guest] != rank]
+        kept = list(dict.fromkeys(away))[:slots]
+        guests_RK[rank, : len(kept)] = kept
+    return guests_RK
+
+
+def _search(problem: LayerProblem, loads: MeasuredLoads, pace: int, budget: _Budget) -> tuple[IntArray, int]:
+    """The best guests that the search finds, and the tokens that stay above capacity. Shape: [ranks, slots]."""
+    topology = problem.topology
+    resident_RK = np.empty((problem.num_ranks, 0), np.int64) if problem.resident_RK is None else problem.resident_RK
+    state, ranks_C = start_state(
+        loads.tokens_E,
+        problem.home_E,
+        loads.load_R - capacities_at(pace, topology),
+        topology.cost_milli_RR,
+        topology.slots_R,
+        read_only(resident_RK),
+        topology.has_relay,
+    )
+    guests_RK = np.full((problem.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64)
+    if ranks_C.size == 0:
+        return guests_RK, int(state.total[0])
+    rounds = min(budget.rounds * max(problem.num_ranks, 32) // 32, budget.most_rounds)
+    guests_RK[ranks_C], missing = search_guests(state, rounds, budget.rescue_rounds)
+    return guests_RK, missing
+
+
+def _most_balanced(
+    problem: LayerProblem, loads: MeasuredLoads, target: int, budget: _Budget, considered: list[Considered]
+) -> LayerPlan:
+    """Bisects the paces between the target and what was reached; adds what is better to `considered`."""
+    best = considered[-1].plan
+    reached = pace_of(best.loads_R(problem), problem.topology)
+    for _ in range(MAX_BISECTIONS):
+        if reached - target <= 1:
+            break
+        middle = (target + reached) // 2
+        guests_RK, _ = _search(problem, loads, middle, budget)
+        found = plan_from_guests(problem, guests_RK)
+        found_reached = pace_of(found.loads_R(problem), problem.topology)
+        is_cheaper = found.stats(problem).weighted_cost < best.stats(problem).weighted_cost
+        if found_reached < reached or (found_reached == reached and is_cheaper):
+            best, reached = found, found_reached
+            considered.append(Considered(name="search for a larger load", plan=best))
+        if found_reached > middle:
+            target = middle
+    return best
