@@ -7,10 +7,11 @@ Axis letters used throughout: L layers, R ranks, E experts, K guest slots per ra
 ranks as R, seen as senders of tokens), V levels of the topology, G guests.
 """
 
-from taot_planning.algorithms import ALGORITHMS, plan_layer
+from taot_planning.algorithms import ALGORITHMS, plan_layer, plan_layers
 from taot_planning.assignment import assign_tokens
+from taot_planning.explanation import Considered, Explanation, Gate
 from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, PlanStats, check_plan, plan_from_guests
-from taot_planning.layer_problem import LayerProblem, contiguous_homes
+from taot_planning.layer_problem import LayerProblem, LayerRates, contiguous_homes
 from taot_planning.load import imbalance, rank_loads
 from taot_planning.options import PlanningOptions
 from taot_planning.topology import Level, Topology, node_topology, two_level_topology
@@ -20,9 +21,13 @@ __version__ = "0.1.0"
 
 __all__ = [
     "ALGORITHMS",
+    "Considered",
     "EMPTY_SLOT",
+    "Explanation",
+    "Gate",
     "LayerPlan",
     "LayerProblem",
+    "LayerRates",
     "Level",
     "PlanStats",
     "PlanningOptions",
@@ -35,6 +40,7 @@ __all__ = [
     "node_topology",
     "plan_from_guests",
     "plan_layer",
+    "plan_layers",
     "rank_loads",
     "two_level_topology",
     "warm_up",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import TypeAlias, TypeGuard
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -16,11 +16,13 @@ MAX_COUNT = 2**31 - 1
 
 
 def frozen_ints(values: ArrayLike, *, name: str, num_axes: int) -> IntArray:
-    """Copies `values` into a read-only int64 array.
+    """Copies `values` into a read-only int64 array; what this function has frozen before is shared.
 
     Raises:
         ValueError: if the values are not whole numbers or do not have `num_axes` axes.
     """
+    if _is_frozen(values) and values.ndim == num_axes:
+        return values
     array = np.asarray(values)
     if array.size == 0:
         array = array.astype(np.int64)
@@ -33,6 +35,17 @@ def frozen_ints(values: ArrayLike, *, name: str, num_axes: int) -> IntArray:
     frozen = np.array(array, dtype=np.int64, order="C")
     frozen.setflags(write=False)
     return frozen
+
+
+def _is_frozen(values: ArrayLike) -> TypeGuard[IntArray]:
+    """Whether nobody can write to the array: it is read-only, and not a view of one that is not."""
+    return (
+        isinstance(values, np.ndarray)
+        and values.dtype == np.int64
+        and values.base is None
+        and not values.flags.writeable
+        and values.flags.c_contiguous
+    )
 
 
 def read_only(values: IntArray) -> IntArray:

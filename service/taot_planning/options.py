@@ -43,7 +43,7 @@ class PlanningOptions:
     million."""
 
     min_imbalance_ppm: int = 0
-    """Layers whose imbalance is not above this are left alone, in parts per million."""
+    """Layers whose imbalance is not above this are left alone, in parts per million; 0 leaves none alone."""
 
     min_tokens_per_guest: int = 0
     """Guests that would take fewer tokens are not made."""

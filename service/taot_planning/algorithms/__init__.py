@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
 from taot_planning.algorithms import echo, eplb, llep, lplb, static, taot, taot_paper
+from taot_planning.explanation import Explanation, Gate
 from taot_planning.layer_plan import LayerPlan
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.load import imbalance, rank_loads
@@ -47,7 +49,19 @@ def plan_layer(problem: LayerProblem, *, algorithm: str = "taot", options: Plann
     if algorithm not in ALGORITHMS:
         raise ValueError(f"unknown algorithm {algorithm!r}: choose one of {', '.join(sorted(ALGORITHMS))}")
     options = options or PlanningOptions()
-    before = imbalance(rank_loads(problem.counts_RE, problem.home_E))
-    if before * PPM <= options.min_imbalance_ppm:
-        return static.plan(problem, options)
+    if options.min_imbalance_ppm > 0:
+        before = imbalance(rank_loads(problem.counts_RE, problem.home_E), problem.topology.speed_milli_R)
+        if before * PPM <= options.min_imbalance_ppm:
+            return replace(static.plan(problem, options), explanation=Explanation(gates=(Gate.BALANCED,)))
     return ALGORITHMS[algorithm](problem, options)
+
+
+def plan_layers(
+    problems: Sequence[LayerProblem], *, algorithm: str = "taot", options: PlanningOptions | None = None
+) -> list[LayerPlan]:
+    """Plans many layers, each as `plan_layer` does.
+
+    Raises:
+        ValueError: if the algorithm is unknown.
+    """
+    return [plan_layer(problem, algorithm=algorithm, options=options) for problem in problems]

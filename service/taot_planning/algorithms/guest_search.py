@@ -65,15 +65,13 @@ def _holds(hot: int, cold: int, expert: int, state: GuestState) -> bool:
 
 @kernel
 def _price(hot: int, cold: int, expert: int, state: GuestState) -> int:
-    """What a guest would cost: nothing where it is resident, the cheapest way to it where guests are passed on."""
-    price = int(state.cost_HC[hot, cold])
-    has_residents, num_passing = state.resident_CX.shape[0] > 0, state.cost_CC.shape[0]
-    if has_residents and state.resident_CX[cold, expert]:
-        return 0
-    for other in range(num_passing):
-        has_it = has_residents and state.resident_CX[other, expert]
-        if state.cost_CC[other, cold] < price and (has_it or _holds(hot, other, expert, state)):
-            price = int(state.cost_CC[other, cold])
+    """What a guest would cost: from its home, or where guests are passed on from the cheapest rank that has it."""
+    price = int(state.price_XC[expert, cold])
+    for other in range(state.cost_CC.shape[0]):
+        if state.cost_CC[other, cold] < price:
+            is_resident = state.price_XC[expert, other] == 0
+            if is_resident or _holds(hot, other, expert, state):
+                price = int(state.cost_CC[other, cold])
     return price
 
 
@@ -83,12 +81,12 @@ def _choose_expert(hot: int, cold: int, amount: int, state: GuestState) -> int:
 
     Where prices differ, the cheapest of those that can carry the amount, and the smallest only among equals.
     """
-    chosen, chosen_price, one_price = -1, 0, state.cost_CC.size + state.resident_CX.size == 0
+    chosen, chosen_price = -1, 0
     for expert in range(state.hot_H[hot, FROM], state.hot_H[hot, TO]):
         left = state.left_X[expert]
         if left == 0 or (chosen >= 0 and left < amount and left <= state.left_X[chosen]):
             continue
-        price = 0 if one_price else _price(hot, cold, expert, state)
+        price = _price(hot, cold, expert, state) if state.total[3] else 0
         is_dearer = price > chosen_price or (price == chosen_price and left >= state.left_X[chosen])
         if chosen >= 0 and state.left_X[chosen] >= amount and is_dearer:
             continue
@@ -106,7 +104,7 @@ def _quote(hot: int, cold: int, amount: int, state: GuestState) -> int:
 
 @kernel
 def _add_guest(hot: int, cold: int, expert: int, amount: int, state: GuestState) -> None:
-    price = _price(hot, cold, expert, state)
+    price = _price(hot, cold, expert, state) if state.total[3] else state.price_XC[expert, cold]
     num_slots = state.guest_P.shape[0] // state.cold_C.shape[0]
     place = cold * num_slots
     while state.guest_P[place, HOT] >= 0:
@@ -157,7 +155,7 @@ def _choose_cold(hot: int, blinks: int, state: GuestState) -> int:
         state: the guests so far.
     """
     want, chance = state.hot_H[hot, LEFT], state.total[2]
-    one_price = state.cost_CC.size + state.resident_CX.size == 0
+    first, one_price = state.hot_H[hot, FROM], state.total[3] == 0
     single = 0
     for index in range(state.hot_H[hot, FROM], state.hot_H[hot, TO]):
         single = max(single, state.left_X[index])
@@ -170,7 +168,7 @@ def _choose_cold(hot: int, blinks: int, state: GuestState) -> int:
         chance = (chance * 1103515245 + 12345) & 0x7FFFFFFF
         if (chance >> 16) & 1023 < blinks:
             continue
-        cost = state.cost_HC[hot, cold] if one_price else _quote(hot, cold, min(room, want), state)
+        cost = state.price_XC[first, cold] if one_price else _quote(hot, cold, min(room, want), state)
         if room >= want and single >= want:
             if cost < fit_cost or (cost == fit_cost and room < fit_room):
                 fit, fit_cost, fit_room = cold, cost, room
@@ -186,7 +184,7 @@ def _choose_cold(hot: int, blinks: int, state: GuestState) -> int:
             takes_rest = (
                 cold != most and state.cold_C[cold, FREE] > 0 and state.cold_C[cold, ROOM] >= want - most_tokens
             )
-            if takes_rest and most_cost + state.cost_HC[hot, cold] < fit_cost:
+            if takes_rest and most_cost + state.price_XC[first, cold] < fit_cost:
                 return most
     return fit
 
@@ -212,13 +210,14 @@ def _choose_moved(moved_M: IntArray, state: GuestState) -> int:
     Returns:
         How many; `moved_M` holds them.
     """
-    num_hot, num_cold = state.cost_HC.shape
+    num_hot, num_cold = state.hot_H.shape[0], state.cold_C.shape[0]
     num_slots = state.guest_P.shape[0] // num_cold
     moved_M[0] = _draw(state, num_hot)
+    first = state.hot_H[moved_M[0], FROM]
     count = 1
     for _ in range(1 + _draw(state, 3)):
         cold, other = _draw(state, num_cold), _draw(state, num_cold)
-        if state.cost_HC[moved_M[0], other] < state.cost_HC[moved_M[0], cold]:
+        if state.price_XC[first, other] < state.price_XC[first, cold]:
             cold = other
         for place in range(cold * num_slots, (cold + 1) * num_slots):
             hot = state.guest_P[place, HOT]

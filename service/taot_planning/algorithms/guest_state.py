@@ -11,7 +11,6 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from taot_planning.arrays import IntArray
 from taot_planning.kernel import kernel
@@ -42,15 +41,12 @@ class MeasuredLoads(NamedTuple):
 class GuestState(NamedTuple):
     """The ranks in question, and the guests so far."""
 
-    cost_HC: IntArray
-    """Cost of a guest that comes from its home, in thousandths. Shape: [hot ranks, cold ranks]."""
+    price_XC: IntArray
+    """Cost of a guest that comes from its home, in thousandths, 0 where it is resident. Shape: [experts of hot ranks,
+    cold ranks]."""
 
     cost_CC: IntArray
     """Cost of a guest that is passed on; empty without relays. Shape: [cold ranks, cold ranks]."""
-
-    resident_CX: NDArray[np.bool_]
-    """Whether the cold rank has the expert already; empty where nobody has any. Shape: [cold ranks, experts of hot
-    ranks]."""
 
     hot_H: IntArray
     """Per hot rank: `LEFT` surplus that no guest carries yet, `LATEST` place of its latest guest (-1: none), and its
@@ -70,7 +66,8 @@ class GuestState(NamedTuple):
     `BEFORE` (-1: none), and the cost `PAID`. Shape: [places, 5]."""
 
     total: IntArray
-    """Surplus that no guest carries, cost of the guests, and the state of the pseudo-random sequence. Shape: [3]."""
+    """Surplus that no guest carries, cost of the guests, the state of the pseudo-random sequence, and whether experts
+    of one hot rank may differ in price. Shape: [4]."""
 
 
 @kernel
@@ -94,16 +91,19 @@ def _list_experts(tokens_E: IntArray, home_E: IntArray, ranks_H: IntArray, hot_H
 
 
 @kernel
-def _list_residents(resident_RK: IntArray, ranks_C: IntArray, expert_X: IntArray) -> NDArray[np.bool_]:
-    """Whether each cold rank has each expert already; empty where nobody has any."""
-    num_residents = resident_RK.shape[1]
-    resident_CX = np.zeros((ranks_C.size if num_residents else 0, expert_X.size), dtype=np.bool_)
-    for cold in range(resident_CX.shape[0]):
-        for slot in range(num_residents):
-            for index in range(expert_X.size):
+def _list_prices(
+    expert_X: IntArray, ranks_C: IntArray, home_E: IntArray, cost_RR: IntArray, resident_RK: IntArray
+) -> IntArray:
+    """Cost of each expert from its home to each cold rank, 0 where it is resident. Shape: [experts, cold ranks]."""
+    price_XC = np.empty((expert_X.size, ranks_C.size), dtype=np.int64)
+    for index in range(expert_X.size):
+        home = home_E[expert_X[index]]
+        for cold in range(ranks_C.size):
+            price_XC[index, cold] = cost_RR[home, ranks_C[cold]]
+            for slot in range(resident_RK.shape[1]):
                 if resident_RK[ranks_C[cold], slot] == expert_X[index]:
-                    resident_CX[cold, index] = True
-    return resident_CX
+                    price_XC[index, cold] = 0
+    return price_XC
 
 
 @kernel
@@ -135,13 +135,10 @@ def start_state(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the obje
     ranks_C = np.flatnonzero((excess_R < 0) & (slots_R > 0))
     hot_H = np.full((ranks_H.size, 4), -1, dtype=np.int64)
     cold_C = np.empty((ranks_C.size, 2), dtype=np.int64)
-    cost_HC = np.empty((ranks_H.size, ranks_C.size), dtype=np.int64)
-    total = np.array([0, 0, 1])
+    total = np.array([0, 0, 1, has_relay or resident_RK.size > 0])
     for hot in range(ranks_H.size):
         hot_H[hot, LEFT] = excess_R[ranks_H[hot]]
         total[0] += excess_R[ranks_H[hot]]
-        for cold in range(ranks_C.size):
-            cost_HC[hot, cold] = cost_RR[ranks_H[hot], ranks_C[cold]]
     for cold in range(ranks_C.size):
         cold_C[cold, ROOM], cold_C[cold, FREE] = -excess_R[ranks_C[cold]], slots_R[ranks_C[cold]]
     expert_X = _list_experts(tokens_E, home_E, ranks_H, hot_H)
@@ -151,9 +148,8 @@ def start_state(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the obje
     for cold in range(passed_on.size):
         for other in range(passed_on.size):
             cost_CC[cold, other] = cost_RR[passed_on[cold], passed_on[other]]
-    resident_CX = _list_residents(resident_RK, ranks_C, expert_X)
-    left_X = tokens_E[expert_X]
-    return GuestState(cost_HC, cost_CC, resident_CX, hot_H, cold_C, expert_X, left_X, guest_P, total), ranks_C
+    price_XC = _list_prices(expert_X, ranks_C, home_E, cost_RR, resident_RK)
+    return GuestState(price_XC, cost_CC, hot_H, cold_C, expert_X, tokens_E[expert_X], guest_P, total), ranks_C
 
 
 @kernel

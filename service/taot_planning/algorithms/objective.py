@@ -16,7 +16,7 @@ from taot_planning.load import imbalance, rank_loads
 from taot_planning.options import PPM, PlanningOptions
 
 HALVINGS = 7
-"""Tolerances that are tried: the imbalance without guests halved up to so many times, and 0."""
+"""Tolerances that are tried: the imbalance without guests halved up to so many times, three quarters between, and 0."""
 
 
 def objective_value(plan: LayerPlan, problem: LayerProblem, options: PlanningOptions) -> float:
@@ -49,14 +49,20 @@ def plan_by_objective(problem: LayerProblem, options: PlanningOptions) -> LayerP
     """
     before = imbalance(rank_loads(problem.counts_RE, problem.home_E), problem.topology.speed_milli_R)
     considered = [Considered(name="no guests", plan=static.plan(problem, options))]
-    for tolerance_ppm in sorted({0, *(round(before * PPM) >> halving for halving in range(1, HALVINGS + 1))}):
-        tolerance = min(tolerance_ppm, 100 * PPM)
-        plan = plan_for_tolerance(problem, replace(options, tolerance_ppm=tolerance))
-        considered.append(Considered(name=f"tolerance {tolerance / PPM:.2%}", plan=plan))
+    for tolerance_ppm in _tolerances(round(before * PPM)):
+        plan = plan_for_tolerance(problem, replace(options, tolerance_ppm=tolerance_ppm))
+        considered.append(Considered(name=f"tolerance {tolerance_ppm / PPM:.2%}", plan=plan))
     best = min(considered, key=lambda each: objective_value(each.plan, problem, options)).plan
     thinned = _take_out(best, problem, lambda plan: objective_value(plan, problem, options))
     considered.append(Considered(name="guests taken out", plan=thinned))
     return replace(thinned, explanation=Explanation(considered=tuple(considered)))
+
+
+def _tolerances(before_ppm: int) -> list[int]:
+    """Tolerances below an imbalance, ascending."""
+    halved = [before_ppm >> halving for halving in range(HALVINGS + 1)]
+    tried = {0, *halved[1:], *(3 * each // 4 for each in halved)}
+    return sorted(min(each, 100 * PPM) for each in tried)
 
 
 def _take_out(plan: LayerPlan, problem: LayerProblem, value_of: Callable[[LayerPlan], float]) -> LayerPlan:

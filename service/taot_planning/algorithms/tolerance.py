@@ -44,6 +44,10 @@ BUDGETS: Mapping[Effort, _Budget] = MappingProxyType(
 )
 
 
+_NOBODY = read_only(np.empty((0, 0), dtype=np.int64))
+"""No resident guests."""
+
+
 def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
     """Places guests for `options.tolerance_ppm` and splits the tokens exactly.
 
@@ -92,14 +96,14 @@ def _resident_guests(problem: LayerProblem, resident_RK: IntArray) -> IntArray:
 def _search(problem: LayerProblem, loads: MeasuredLoads, pace: int, budget: _Budget) -> tuple[IntArray, int]:
     """The best guests that the search finds, and the tokens that stay above capacity. Shape: [ranks, slots]."""
     topology = problem.topology
-    resident_RK = np.empty((problem.num_ranks, 0), np.int64) if problem.resident_RK is None else problem.resident_RK
+    resident_RK = _NOBODY if problem.resident_RK is None else problem.resident_RK
     state, ranks_C = start_state(
         loads.tokens_E,
         problem.home_E,
         loads.load_R - capacities_at(pace, topology),
         topology.cost_milli_RR,
         topology.slots_R,
-        read_only(resident_RK),
+        resident_RK,
         topology.has_relay,
     )
     guests_RK = np.full((problem.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64)
