@@ -23,4 +23,4 @@ def warm_up() -> None:
         topology=two_level_topology(num_ranks=2, ranks_per_node=1, slots=1, inter_cost=3),
     )
     for algorithm in sorted(set(ALGORITHMS) - NEEDS_SCIPY):
-        plan_from_guests(problem, plan_layer(problem, algorithm=algorithm).guests_RK)
+        plan_from_guests(problem, plan_layer(problem, algorithm=algorithm).guests_RK).stats(problem)

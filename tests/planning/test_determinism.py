@@ -16,14 +16,14 @@ from made_up_routing import random_problem, skewed_counts, two_level_problem
 
 from taot_planning import ALGORITHMS, LayerProblem, plan_layer
 
-SCRIPT = Path(__file__).with_name("plan_digest.py")
+FOLDER = Path(__file__).parent
 
 
-def digest_in_a_process(num_threads: int, **environment: str) -> tuple[str, int, int]:
-    """The digest, the kernels compiled by the warm-up, and those compiled after it."""
-    path = [str(SCRIPT.parent.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
+def run_script(name: str, *arguments: str, **environment: str) -> list[str]:
+    """What a script of this folder prints, run in a process of its own."""
+    path = [str(FOLDER.parent), *filter(None, [os.environ.get("PYTHONPATH")])]
     result = subprocess.run(
-        [sys.executable, str(SCRIPT), str(num_threads)],
+        [sys.executable, str(FOLDER / name), *arguments],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment},
         capture_output=True,
         text=True,
@@ -31,8 +31,20 @@ def digest_in_a_process(num_threads: int, **environment: str) -> tuple[str, int,
         check=False,
     )
     assert result.returncode == 0, result.stderr
-    digest, warmed, late = result.stdout.split()
+    return result.stdout.split()
+
+
+def digest_in_a_process(num_threads: int, **environment: str) -> tuple[str, int, int]:
+    """The digest, the kernels compiled by the warm-up, and those compiled after it."""
+    digest, warmed, late = run_script("plan_digest.py", str(num_threads), **environment)
     return digest, int(warmed), int(late)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_compiled_kernels_give_the_bits_of_python_and_numpy() -> None:
+    """The kernels' source is their reference: interpreted, not compiled, it must give the same plans."""
+    assert run_script("kernel_digest.py", NUMBA_DISABLE_JIT="1") == run_script("kernel_digest.py")
 
 
 @pytest.mark.slow
