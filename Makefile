@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+RESULTS := benchmarks/results
 
 .PHONY: help install demo check test lint types unit proto bench clean
 
@@ -40,9 +41,13 @@ unit: $(STAMP)
 proto: $(STAMP)  ## Regenerate the committed stubs from proto/taot_api/v1/planner.proto
 	$(BIN)/python proto/generate.py
 
-bench: $(STAMP)  ## Time the planner, and reproduce the paper's tables
-	$(BIN)/python benchmarks/planning_time.py
-	$(BIN)/python benchmarks/paper_tables.py
+bench: $(STAMP)  ## Time the planner, reproduce the paper's tables, compare plan sources: see CONTRIBUTING.md
+	mkdir -p $(RESULTS)
+	$(BIN)/python benchmarks/planning_time.py --json $(RESULTS)/planning_time.json
+	$(BIN)/python benchmarks/paper_tables.py --json $(RESULTS)/paper_tables.json
+	$(BIN)/python benchmarks/staleness.py $(TRACE) $(if $(RANKS_PER_NODE),--ranks-per-node $(RANKS_PER_NODE)) --json $(RESULTS)/staleness.json
+	$(if $(wildcard benchmarks/assignment.py),$(BIN)/python benchmarks/assignment.py --json $(RESULTS)/assignment.json)
+	$(if $(REFERENCE),$(BIN)/python benchmarks/quality.py $(REFERENCE) --json $(RESULTS)/quality.json)
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

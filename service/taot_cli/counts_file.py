@@ -74,5 +74,5 @@ def read_homes(path: Path) -> IntArray:
         else:
             values = np.asarray(json.loads(path.read_text(encoding="utf-8")))
         return frozen_ints(values, name="homes", num_axes=1)
-    except (OSError, ValueError, EOFError) as error:
+    except (OSError, ValueError, EOFError, RecursionError) as error:
         raise ValueError(f"{path} must hold a list of home ranks (.npy or .json): {error}") from error

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, cast
 
 import typer
 from rich import box
@@ -16,8 +16,9 @@ from rich.table import Table
 
 from taot_api.trace import TraceHeader
 from taot_api.trace_folder import TraceReader
-from taot_cli.plan import USAGE_ERROR, parts_per_million
+from taot_cli.plan import USAGE_ERROR, check_magnitude, parts_per_million
 from taot_planning import PlanningOptions, warm_up
+from taot_planning.options import Effort
 from taot_replay import Recording, ReplayCase, ReplayFigures, make_cases, read_array_file, with_nodes
 from taot_replay import replay as replay_recording
 
@@ -28,7 +29,11 @@ Source = Annotated[
 Algorithms = Annotated[str, typer.Option(help="Algorithms to compare, separated by commas.")]
 Sources = Annotated[
     str,
-    typer.Option("--source", help="ahead: placed from the step before, tokens split as they come; inline: at hand."),
+    typer.Option(
+        "--source",
+        help="ahead: placed from the step before, tokens split as they come; ahead+inline: the same, but stale layers"
+        " are placed again; inline: placed from the tokens at hand. Separated by commas.",
+    ),
 ]
 SlotCounts = Annotated[str, typer.Option(help="Guest experts a rank can hold per layer, separated by commas.")]
 RanksPerNode = Annotated[
@@ -38,6 +43,10 @@ InterCost = Annotated[
     float | None, typer.Option(help="Cost of moving an expert between nodes, 1 within. Without it as recorded, or 3.")
 ]
 Tolerance = Annotated[float, typer.Option(help="Imbalance to accept, (max - mean) / mean.")]
+EffortName = Annotated[str, typer.Option(help="fast or balanced: how hard taot searches for a cheaper plan.")]
+NumRecent = Annotated[
+    int, typer.Option("--recent", help="Micro-batches before the last one for which ahead's placements hold as well.")
+]
 Key = Annotated[str | None, typer.Option(help="Which array of an .npz file: [steps, layers, ranks, experts].")]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
 
@@ -51,18 +60,24 @@ def replay(  # noqa: PLR0913 - the command line's options are this function's pa
     ranks_per_node: RanksPerNode = None,
     inter_cost: InterCost = None,
     tolerance: Tolerance = 0.015,
+    effort: EffortName = "balanced",
+    recent: NumRecent = 0,
     key: Key = None,
     json_path: JsonPath = None,
 ) -> None:
     """Replay recorded routing and show what guests would have gained and cost."""
     try:
         cases = make_cases(algorithms=_names(algorithms), sources=_names(source), slots=_numbers(slots))
-        options = PlanningOptions(tolerance_ppm=parts_per_million(tolerance))
+        options = PlanningOptions(
+            tolerance_ppm=parts_per_million("tolerance", tolerance), effort=cast("Effort", effort)
+        )
+        check_magnitude("--ranks-per-node", ranks_per_node)
         recording = _open(trace, key=key, ranks_per_node=ranks_per_node)
         header = with_nodes(recording.header, ranks_per_node=ranks_per_node, inter_cost=inter_cost)
-        figures = _run(recording, header, cases, options)
+        figures = _run(recording, header, cases, options, num_recent=recent)
         if json_path is not None:
-            document = _document(header, figures, tolerance=tolerance, num_records=recording.num_records)
+            asked = {"tolerance": tolerance, "effort": effort, "recent": recent}
+            document = _document(header, figures, asked, num_records=recording.num_records)
             json_path.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
     except (ValueError, OSError) as error:
         typer.echo(f"error: {error}", err=True)
@@ -92,19 +107,29 @@ def _open(path: Path, *, key: str | None, ranks_per_node: int | None) -> Recordi
 
 
 def _run(
-    recording: Recording, header: TraceHeader, cases: Sequence[ReplayCase], options: PlanningOptions
+    recording: Recording,
+    header: TraceHeader,
+    cases: Sequence[ReplayCase],
+    options: PlanningOptions,
+    *,
+    num_recent: int,
 ) -> list[ReplayFigures]:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("micro-batches", total=recording.num_records)
         warm_up()
         return replay_recording(
-            recording, cases, header=header, options=options, on_record=lambda: progress.advance(task)
+            recording,
+            cases,
+            header=header,
+            options=options,
+            num_recent=num_recent,
+            on_record=lambda: progress.advance(task),
         )
 
 
 def _document(
-    header: TraceHeader, figures: Sequence[ReplayFigures], *, tolerance: float, num_records: int
+    header: TraceHeader, figures: Sequence[ReplayFigures], asked: dict[str, Any], *, num_records: int
 ) -> dict[str, Any]:
     return {
         "trace": {
@@ -114,7 +139,7 @@ def _document(
             "layers": len(header.layers),
             "micro_batches": num_records,
         },
-        "tolerance": tolerance,
+        **asked,
         "cases": [_row(each) for each in figures],
     }
 
@@ -129,7 +154,8 @@ def _summary(header: TraceHeader, *, num_steps: int) -> str:
     nodes = len(set(header.topology.nodes_R.tolist()))
     return (
         f"{num_steps} steps after the first, {len(header.layers)} layers, {header.topology.num_ranks} ranks on"
-        f" {nodes} node{'s' if nodes > 1 else ''}; guests and cost are per layer and step:"
+        f" {nodes} node{'s' if nodes > 1 else ''}; guests and cost per layer and step,"
+        " crossings (tokens that leave their node) per step:"
     )
 
 
@@ -137,7 +163,7 @@ def _table(figures: Sequence[ReplayFigures]) -> Table:
     table = Table(box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     for heading in ("algorithm", "source"):
         table.add_column(heading, no_wrap=True)
-    for heading in ("slots", "imbalance", "in node", "across", "cost", "tokens across nodes"):
+    for heading in ("slots", "imbalance", "in node", "across", "cost", "crossings"):
         table.add_column(heading, justify="right")
     for each in figures:
         table.add_row(

@@ -7,10 +7,15 @@ from dataclasses import dataclass
 
 from taot_planning import ALGORITHMS
 
-SOURCES = ("ahead", "inline")
+AHEAD = "ahead"
+AHEAD_INLINE = "ahead+inline"
+INLINE = "inline"
+
+SOURCES = (AHEAD, AHEAD_INLINE, INLINE)
 """Where counts come from.
 
 ahead: placed from the last micro-batch of the step before, tokens split as they come.
+ahead+inline: the same, but a layer that turns out stale is placed again from the micro-batch at hand.
 inline: placed and split from the micro-batch at hand.
 """
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from taot_planning import EMPTY_SLOT, LayerPlan, LayerProblem, imbalance
 from taot_planning.arrays import IntArray
+from taot_planning.guest_moves import list_moves
 from taot_replay.replay_case import ReplayCase
 
 
@@ -40,6 +41,9 @@ class ReplayFigures:
     weighted_cost_by_step: tuple[float, ...]
     """The cost per layer of each step counted."""
 
+    node_crossings_by_step: tuple[int, ...]
+    """The crossings of each step counted."""
+
 
 @dataclass(kw_only=True)
 class _StepFigures:
@@ -57,34 +61,38 @@ class FiguresBuilder:
         self._case = case
         self._num_layers = num_layers
         self._steps: list[_StepFigures] = []
-        self._resident_L: list[IntArray] = []
+        self._resident_L: list[IntArray | None] = []
 
     def begin_step(self) -> None:
         """Begins a step: weights have changed, so that no guest is resident."""
         self._steps.append(_StepFigures())
-        self._resident_L = [np.empty((0, 2), dtype=np.int64)] * self._num_layers
+        self._resident_L = [None] * self._num_layers
 
-    def add(self, layer: int, problem: LayerProblem, *, guests_RK: IntArray, plan: LayerPlan) -> None:
-        """Adds one layer of a micro-batch.
+    def resident_RK(self, layer: int) -> IntArray | None:
+        """The guests that hold this step's weights, None where nothing has moved yet. Shape: [ranks, slots]."""
+        return self._resident_L[layer]
+
+    def move(self, layer: int, problem: LayerProblem, guests_RK: IntArray) -> None:
+        """Brings a placement about: what is not resident moves, also where the split leaves it without tokens.
 
         Args:
             layer: index of the layer.
-            problem: the counts at hand.
-            guests_RK: the placement; guests move also where the split leaves them without tokens.
-            plan: the placement with the tokens at hand split over it.
+            problem: the layer.
+            guests_RK: the placement; what else was resident makes room.
         """
         step, nodes_R = self._steps[-1], problem.topology.nodes_R
+        moves = list_moves(replace(problem, resident_RK=self._resident_L[layer]), guests_RK)
+        self._resident_L[layer] = guests_RK
+        inter = int((nodes_R[moves.source_G] != nodes_R[moves.rank_G]).sum())
+        step.inter_guests += inter
+        step.intra_guests += moves.rank_G.size - inter
+        step.cost_milli += moves.cost_milli
+
+    def compute(self, problem: LayerProblem, plan: LayerPlan) -> None:
+        """Adds one layer of a micro-batch: the counts at hand and how they are split."""
+        step = self._steps[-1]
         step.imbalances.append(imbalance(plan.loads_R(problem), problem.topology.speed_milli_R))
         step.crossings += node_crossings(problem, plan)
-        ranks, slots = np.nonzero(guests_RK != EMPTY_SLOT)
-        placed_G2 = np.stack([guests_RK[ranks, slots], ranks], axis=1)
-        moved_G2 = _without(placed_G2, self._resident_L[layer])
-        self._resident_L[layer] = placed_G2
-        homes_G, ranks_G = problem.home_E[moved_G2[:, 0]], moved_G2[:, 1]
-        inter = int((nodes_R[homes_G] != nodes_R[ranks_G]).sum())
-        step.inter_guests += inter
-        step.intra_guests += len(moved_G2) - inter
-        step.cost_milli += int(problem.topology.cost_milli_RR[homes_G, ranks_G].sum())
 
     def figures(self) -> ReplayFigures:
         """The means.
@@ -105,6 +113,7 @@ class FiguresBuilder:
             node_crossings=sum(step.crossings for step in steps) / len(steps),
             imbalance_by_step=tuple(_mean(step.imbalances) for step in steps),
             weighted_cost_by_step=tuple(step.cost_milli / (1000 * self._num_layers) for step in steps),
+            node_crossings_by_step=tuple(step.crossings for step in steps),
         )
 
 
@@ -117,13 +126,6 @@ def node_crossings(problem: LayerProblem, plan: LayerPlan) -> int:
     homes_G = problem.home_E[plan.guests_RK[ranks, slots]]
     quota_SG = plan.quota_SRK[:, ranks, slots]
     return all_at_home + int((quota_SG * (crosses_SR[:, ranks] - crosses_SR[:, homes_G])).sum())
-
-
-def _without(placed_G2: IntArray, resident_G2: IntArray) -> IntArray:
-    """The (expert, rank) pairs of the first that the second lacks."""
-    is_new_G = ~(placed_G2[:, None] == resident_G2[None]).all(axis=2).any(axis=1)
-    moved_G2: IntArray = placed_G2[is_new_G]
-    return moved_G2
 
 
 def _mean(values: Sequence[float]) -> float:

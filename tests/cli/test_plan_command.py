@@ -15,7 +15,8 @@ from taot_planning import PlanningOptions, plan_layer
 
 KEYS = {
     "name", "layer", "algorithm", "imbalance_before", "imbalance_after", "tolerance_reached", "intra_guests",
-    "inter_guests", "weighted_cost", "planning_seconds", "guests",
+    "inter_guests", "weighted_cost", "planning_seconds", "guests", "objective", "predicted_seconds",
+    "predicted_seconds_before", "explanation",
 }  # fmt: skip
 
 
@@ -62,6 +63,8 @@ def test_the_json_form_holds_one_plan_per_layer(counts_file: Path, tmp_path: Pat
         assert row["imbalance_after"] == stats.imbalance_after
         assert row["tolerance_reached"] == (stats.imbalance_after <= 0.02)
         assert (row["intra_guests"], row["inter_guests"]) == (stats.intra_guests, stats.inter_guests)
+        assert row["objective"] == {"name": "tolerance", "value": stats.weighted_cost}
+        assert (row["predicted_seconds_before"], row["predicted_seconds"]) == (None, None)
         assert row["weighted_cost"] == stats.weighted_cost == stats.intra_guests + 3 * stats.inter_guests
         assert 0 < row["planning_seconds"] < 10
         guests = [
@@ -162,7 +165,22 @@ def test_arrays_that_are_not_counts_are_refused_in_one_line(tmp_path: Path, arra
         (["--inter-cost", "nan"], "inter_cost must be a number"),
         (["--ranks-per-node", "0"], "ranks_per_node must be >= 1"),
         (["--slots", "-1"], "slots must be >= 0"),
+        (["--slots", str(10**30)], "--slots must be below 2^31, got 1000000"),
+        (["--ranks-per-node", str(10**30)], "--ranks-per-node must be below 2^31, got 1000000"),
         (["--slots", "1000000000"], "more than the 64 experts of one"),
+        (["--objective", "speed"], "unknown objective 'speed': choose one of tolerance, mu, step_time"),
+        (["--objective", "step_time"], "--objective step_time needs --token-ns, --expert-bytes and a --topology"),
+        (["--mu", "-1"], "mu must be between 0 and 100"),
+        (["--mu", "inf"], "mu must be between 0 and 100"),
+        (["--min-imbalance", "nan"], "min-imbalance must be between 0 and 100"),
+        (["--min-tokens", "-1"], "min_tokens_per_guest must be between 0 and 2^31-1"),
+        (["--token-ns", "5"], "--token-ns and --expert-bytes go together"),
+        (["--token-ns", "nan", "--expert-bytes", "1"], "token-ns must be between 0.001 and 10^9, got nan"),
+        (["--token-ns", "1", "--expert-bytes", "-1"], "expert_size_bytes must be between 0 and 2^40, got -1"),
+        (["--topology", "no/such/topology.json"], "cannot read no/such/topology.json: No such file"),
+        (["--topology", "x.json", "--slots", "2"], "--topology and --slots exclude each other"),
+        (["--topology", "x.json", "--ranks-per-node", "8"], "--topology and --ranks-per-node exclude each other"),
+        (["--topology", "x.json", "--inter-cost", "3"], "--topology and --inter-cost exclude each other"),
         (["--homes", "no/such/homes.json"], "No such file"),
         (["--json", "no/such/folder/out.json"], "No such file"),
     ],
@@ -173,7 +191,12 @@ def test_options_out_of_range_are_refused_in_one_line(counts_file: Path, argumen
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [("[0, 1]", "one has 64 experts, the homes file has 2"), ("{", "list of home ranks"), ("7", "must have 1 axes")],
+    [
+        ("[0, 1]", "one has 64 experts, the homes file has 2"),
+        ("{", "list of home ranks"),
+        ("[" * 100_000, "list of home ranks"),
+        ("7", "must have 1 axes"),
+    ],
 )
 def test_wrong_homes_are_refused_in_one_line(counts_file: Path, tmp_path: Path, content: str, message: str) -> None:
     homes = tmp_path / "homes.json"

@@ -10,6 +10,7 @@ from typer.testing import CliRunner, Result
 
 from taot_api.trace_folder import TraceReader
 from taot_cli.replay import replay
+from taot_planning import PlanningOptions
 from taot_replay import make_cases
 from taot_replay import replay as replay_recording
 
@@ -27,7 +28,8 @@ def test_the_committed_trace_is_replayed_as_a_table_and_as_json(tmp_path: Path) 
     result = run(TRACE, "--algorithms", "static,taot", "--slots", "1,2", "--json", out)
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
-    assert set(document) == {"trace", "tolerance", "cases"}
+    assert set(document) == {"trace", "tolerance", "effort", "recent", "cases"}
+    assert (document["tolerance"], document["effort"], document["recent"]) == (0.015, "balanced", 0)
     assert document["trace"] == {
         "training_job": "train_moe", "ranks": 4, "nodes": 2, "layers": 4, "micro_batches": 21,
     }  # fmt: skip
@@ -37,7 +39,7 @@ def test_the_committed_trace_is_replayed_as_a_table_and_as_json(tmp_path: Path) 
     for row, want in zip(document["cases"], expected, strict=True):
         assert set(row) == {
             "algorithm", "source", "slots", "imbalance", "intra_guests", "inter_guests", "weighted_cost",
-            "node_crossings", "imbalance_by_step", "weighted_cost_by_step",
+            "node_crossings", "imbalance_by_step", "weighted_cost_by_step", "node_crossings_by_step",
         }  # fmt: skip
         assert (row["algorithm"], row["source"], row["slots"]) == (
             want.case.algorithm, want.case.source, want.case.num_slots,
@@ -67,6 +69,21 @@ def test_an_array_is_replayed_with_the_nodes_asked_for(arrays: Path, tmp_path: P
     assert document["cases"][0]["node_crossings"] > 0
 
 
+def test_sources_effort_and_recent_micro_batches_reach_the_replay(tmp_path: Path) -> None:
+    out = tmp_path / "out.json"
+    flags = ["--algorithms", "taot", "--slots", 2, "--tolerance", 0.03, "--effort", "fast", "--recent", 2]
+    result = run(TRACE, *flags, "--source", "ahead+inline,inline", "--json", out)
+    assert result.exit_code == 0, result.output
+    document = json.loads(out.read_text())
+    assert (document["tolerance"], document["effort"], document["recent"]) == (0.03, "fast", 2)
+    cases = make_cases(algorithms=["taot"], sources=["ahead+inline", "inline"], slots=[2])
+    options = PlanningOptions(tolerance_ppm=30_000, effort="fast")
+    expected = replay_recording(TraceReader(TRACE), cases, options=options, num_recent=2)
+    assert [row["source"] for row in document["cases"]] == ["ahead+inline", "inline"]
+    assert [row["imbalance"] for row in document["cases"]] == [each.imbalance for each in expected]
+    assert [row["weighted_cost"] for row in document["cases"]] == [each.weighted_cost for each in expected]
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -80,6 +97,9 @@ def test_an_array_is_replayed_with_the_nodes_asked_for(arrays: Path, tmp_path: P
         (["--key", "a", "--algorithms", "magic"], "unknown algorithm 'magic'"),
         (["--key", "a", "--source", "none"], "unknown source 'none'"),
         (["--key", "a", "--tolerance", "-1"], "tolerance must be between 0 and 100"),
+        (["--key", "a", "--effort", "heroic"], "unknown effort 'heroic'"),
+        (["--key", "a", "--recent", "-1"], "recent must be between 0 and 64, got -1"),
+        (["--key", "a", "--ranks-per-node", str(10**30)], "--ranks-per-node must be below 2^31"),
         (["--key", "a", "--ranks-per-node", "0"], "ranks_per_node must be >= 1"),
         (["--key", "a", "--inter-cost", "0"], "transfer costs must not fall"),
     ],
