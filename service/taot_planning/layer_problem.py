@@ -67,8 +67,9 @@ class LayerProblem:
     Shape: [ranks, any number]."""
 
     recent_tokens_NE: IntArray | None = None
-    """Tokens of each expert in recent micro-batches, newest first, `counts_RE` not among them: the placement is to
-    hold for these as well. Shape: [micro-batches, experts]."""
+    """Tokens of each expert in recent micro-batches, newest first, `counts_RE` not among them: the placement is for the
+    micro-batch to come, and is to hold for what these show it may look like. None: it is for `counts_RE`.
+    Shape: [micro-batches, experts]."""
 
     rates: LayerRates | None = None
     """What computing and moving take; None: unknown, and no step time is predicted."""

@@ -48,6 +48,10 @@ class PlanningOptions:
     min_tokens_per_guest: int = 0
     """Guests that would take fewer tokens are not made."""
 
+    stretch_percent: int = 150
+    """How far the next micro-batch may stray from the mean of recent ones, relative to how far those did, in percent.
+    Heeded where `LayerProblem.recent_tokens_NE` is given: 0 trusts the mean, 400 leaves next to nothing to chance."""
+
     effort: Effort = "balanced"
     """How hard to search for a cheaper plan. Counted in rounds, never in time: the answer stays the same."""
 
@@ -60,6 +64,8 @@ class PlanningOptions:
             raise ValueError(f"mu_ppm must be between 0 and {100 * PPM}, got {self.mu_ppm}")
         if not 0 <= self.min_tokens_per_guest < 2**31:
             raise ValueError(f"min_tokens_per_guest must be between 0 and 2^31-1, got {self.min_tokens_per_guest}")
+        if not 0 <= self.stretch_percent <= 10_000:
+            raise ValueError(f"stretch_percent must be between 0 and 10000, got {self.stretch_percent}")
         if self.effort not in EFFORTS:
             raise ValueError(f"unknown effort {self.effort!r}: choose one of {', '.join(EFFORTS)}")
         if self.objective not in OBJECTIVES:

@@ -7,9 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from taot_planning.algorithms import static
+from taot_planning.assignment import assign_tokens
 from taot_planning.capacity import pace_of
 from taot_planning.explanation import Considered, Gate
-from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, plan_from_guests
+from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.load import rank_loads
 from taot_planning.options import PlanningOptions
@@ -46,14 +47,17 @@ def _instead(chosen: LayerPlan, plan: LayerPlan, gate: Gate) -> LayerPlan:
 
 
 def _without_small_guests(plan: LayerPlan, problem: LayerProblem, min_tokens: int) -> LayerPlan:
-    """Takes the smallest guest out until none is below the least; the tokens of each go to the others."""
+    """Takes the smallest guest out until none is below the least; the tokens of each go to the others.
+
+    Guests without any tokens are there for a micro-batch to come, and stay.
+    """
     kept = plan
     while True:
-        tokens_RK = np.where(kept.guests_RK == EMPTY_SLOT, min_tokens, kept.tokens_RK)
+        tokens_RK = np.where(kept.tokens_RK == 0, min_tokens, kept.tokens_RK)
         rank, slot = np.unravel_index(int(tokens_RK.argmin()), tokens_RK.shape)
         if tokens_RK[rank, slot] >= min_tokens:
             break
         guests_RK = kept.guests_RK.copy()
         guests_RK[rank, slot] = EMPTY_SLOT
-        kept = plan_from_guests(problem, guests_RK)
+        kept = LayerPlan(guests_RK=guests_RK, quota_SRK=assign_tokens(problem, guests_RK))
     return plan if kept is plan else _instead(kept, plan, Gate.MIN_TOKENS)

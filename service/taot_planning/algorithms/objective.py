@@ -44,9 +44,12 @@ def objective_value(plan: LayerPlan, problem: LayerProblem, options: PlanningOpt
 def plan_by_objective(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
     """The best of no guests, and of plans for a range of tolerances from which guests are taken out while that pays.
 
+    It is the best for the counts at hand: recent micro-batches are not heeded.
+
     Raises:
         ValueError: see `objective_value`.
     """
+    problem = replace(problem, recent_tokens_NE=None)
     before = imbalance(rank_loads(problem.counts_RE, problem.home_E), problem.topology.speed_milli_R)
     considered = [Considered(name="no guests", plan=static.plan(problem, options))]
     for tolerance_ppm in _tolerances(round(before * PPM)):

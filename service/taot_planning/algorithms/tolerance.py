@@ -11,7 +11,9 @@ import numpy as np
 from taot_planning.algorithms import static
 from taot_planning.algorithms.guest_search import search_guests
 from taot_planning.algorithms.guest_state import MeasuredLoads, measure_loads, start_state
+from taot_planning.algorithms.robust_guests import place_for_recent
 from taot_planning.arrays import IntArray, read_only
+from taot_planning.assignment import assign_tokens
 from taot_planning.capacity import capacities_at, pace_for, pace_of
 from taot_planning.explanation import Considered, Explanation, Gate
 from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, plan_from_guests
@@ -51,9 +53,12 @@ _NOBODY = read_only(np.empty((0, 0), dtype=np.int64))
 def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
     """Places guests for `options.tolerance_ppm` and splits the tokens exactly.
 
-    Resident guests are free; where they are enough, nothing moves. If the slots do not suffice for the tolerance,
-    the plan is the most balanced that was found.
+    With recent micro-batches, the guests are for the one to come, and those without tokens now are kept. Resident
+    guests are free; where they are enough, nothing moves. If the slots do not suffice for the tolerance, the plan is
+    the most balanced that was found.
     """
+    if problem.recent_tokens_NE is not None:
+        return _plan_for_recent(problem, problem.recent_tokens_NE, options)
     loads = measure_loads(problem.counts_RE, problem.home_E)
     target = pace_for(loads.total, options.tolerance_ppm, problem.topology)
     if _is_within(loads.load_R, target, problem):
@@ -72,6 +77,12 @@ def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> Layer
         return _explain(best, considered=considered)
     best = _most_balanced(problem, loads, target, budget, considered)
     return _explain(best, Gate.OUT_OF_REACH, considered=considered)
+
+
+def _plan_for_recent(problem: LayerProblem, recent_tokens_NE: IntArray, options: PlanningOptions) -> LayerPlan:
+    guests_RK = place_for_recent(problem, recent_tokens_NE, options)
+    plan = LayerPlan(guests_RK=guests_RK, quota_SRK=assign_tokens(problem, guests_RK))
+    return _explain(plan, considered=[Considered(name="guests for the micro-batch to come", plan=plan)])
 
 
 def _explain(plan: LayerPlan, *gates: Gate, considered: list[Considered] | None = None) -> LayerPlan:
