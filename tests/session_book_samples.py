@@ -23,7 +23,13 @@ def open_session(book, spec=None, *, now=0.0, ids=itertools.count()):  # noqa: B
 def solved(work: PlanningWork) -> SolvedPlan:
     guests_L = tuple(np.full((4, 2), -1) for _ in work.layers)
     return SolvedPlan(
-        guests_L=guests_L, quota_L=(), stats=PublishedStats(), layer_stats_L=(), intra_guests=0, inter_guests=0
+        guests_L=guests_L,
+        quota_L=(),
+        stats=PublishedStats(),
+        layer_stats_L=(),
+        gates_L=(),
+        intra_guests=0,
+        inter_guests=0,
     )
 
 

@@ -213,7 +213,10 @@ def _session_spec(layers: Sequence[NamedLayer], options: AgentOptions, topology:
         layers=_layer_specs(layers),
         algorithm=options.algorithm,
         options=PlanningOptions(
-            tolerance_ppm=round(options.tolerance * PPM), min_imbalance_ppm=round(options.min_imbalance * PPM)
+            tolerance_ppm=round(options.tolerance * PPM),
+            min_imbalance_ppm=round(options.min_imbalance * PPM),
+            min_tokens_per_guest=options.min_tokens_per_guest,
         ),
+        recent_reports=options.recent_reports,
         client_release=__version__,
     )

@@ -114,10 +114,12 @@ class AgentState:
     def note_pass(self, layer: LayerAgent, layer_pass: LayerPass, problem: LayerProblem) -> None:
         """Notes a pass through a layer; the leader reports the micro-batch once its last layer has run."""
         loads_R = layer_pass.plan.loads_R(problem)
+        achieved_R = layer.would_be_loads(problem) if self.mode is StepMode.OBSERVE else loads_R
+        speed_milli_R = self.topology.speed_milli_R
         self._tally.add_pass(
             layer.route.name,
-            static=imbalance(rank_loads(problem.counts_RE, problem.home_E)),
-            achieved=imbalance(layer.would_be_loads(problem) if self.mode is StepMode.OBSERVE else loads_R),
+            static=imbalance(rank_loads(problem.counts_RE, problem.home_E), speed_milli_R),
+            achieved=imbalance(achieved_R, speed_milli_R),
         )
         site = layer_pass.site
         if self.trace is not None and site.step >= 0:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,7 +13,8 @@ from taot_client.agent_state import AgentState
 from taot_client.coordinator import PlainCoordinator
 from taot_client.counts_gather import CallSite, GatheredCounts, count_choices, gather_counts
 from taot_client.expert_layout import ExpertLayout
-from taot_client.guest_gradients import GradientExchange, Weights, enter_guests, gate_weights
+from taot_client.guest_gradients import GradientExchange, Weights, enter_guests
+from taot_client.layer_gates import LayerGates
 from taot_client.layer_pass import LayerPass
 from taot_client.layer_route import LayerRoute
 from taot_client.pinned_passes import PinnedPasses
@@ -26,13 +27,6 @@ from taot_planning.arrays import IntArray
 
 if TYPE_CHECKING:
     from taot_client.moe_layer import ExpertParallelMoE
-
-
-@dataclass(eq=False)
-class _GateTicket:
-    """Joins a gate, which may be created a layer ahead, with the pass whose gradients it waits for."""
-
-    exchange: GradientExchange | None = None
 
 
 class LayerAgent:
@@ -48,8 +42,10 @@ class LayerAgent:
         self._plain = PlainCoordinator(layer.group, layer.home_E)
         self._local_of = {int(e): i for i, e in enumerate(np.flatnonzero(layer.home_E == route.rank))}
         self.resident_RK = self._no_guests()
-        self._prepared: tuple[_GateTicket, Weights] | None = None
-        self._current: _GateTicket | None = None
+        self._gates = LayerGates(self._home_weights, self._collect)
+
+    def _home_weights(self) -> Weights:
+        return self._layer.experts.weights()
 
     def _no_guests(self) -> IntArray:
         topology = self._state.topology
@@ -61,7 +57,7 @@ class LayerAgent:
         Raises:
             RuntimeError: if the model has been moved or cast since.
         """
-        weights = self._layer.experts.weights()
+        weights = self._home_weights()
         if ExpertLayout.of(weights) != self.route.layout or weights[0].device != self.route.device:
             raise RuntimeError(
                 f"the expert weights of layer {self.route.name!r} have another shape, dtype or device than when the"
@@ -72,7 +68,7 @@ class LayerAgent:
         """Forgets the guests of the past and sends for those of the new step, if it has a plan."""
         self.slots.clear(timeout_seconds=self._state.transfer_timeout_seconds)
         self.pins.clear()
-        self._prepared = None
+        self._gates.forget_prepared()
         self.resident_RK = self._no_guests()
         if guests_RK is not None:
             self._bring(guests_RK)
@@ -82,11 +78,10 @@ class LayerAgent:
     def gate(self, weights: Weights) -> Weights:
         """Puts the home weights behind a gate, made by the layer before where possible."""
         recomputing = self.pins.is_recomputation()
-        prepared, self._prepared = self._prepared, None
         if not (self._is_training and torch.is_grad_enabled()):
-            self._current = None
+            self._gates.pass_by()
             return weights
-        self._current, gated = self._make_gate() if prepared is None or recomputing else prepared
+        gated = self._gates.enter(is_new=recomputing)
         following = self._state.layer_after(self.route.layer)
         if following is not None and not recomputing:
             following.prepare_gate()
@@ -95,7 +90,7 @@ class LayerAgent:
     def prepare_gate(self) -> None:
         """Makes the gate of the next forward now: the earlier it is made, the later its backward waits."""
         if self._is_training:
-            self._prepared = self._make_gate()
+            self._gates.prepare()
 
     def pinned_choice(self) -> torch.Tensor | None:
         """See `Coordinator`."""
@@ -112,8 +107,7 @@ class LayerAgent:
         else:
             layer_pass = self._admit_new(experts_TK)
             self.pins.add(layer_pass)
-        if self._current is not None:
-            self._current.exchange = layer_pass.exchange
+        self._gates.join(layer_pass.exchange)
         return layer_pass
 
     def guests(self, layer_pass: LayerPass, x_guest: torch.Tensor) -> tuple[torch.Tensor, list[Weights]]:
@@ -167,7 +161,12 @@ class LayerAgent:
             ready_bits=self.slots.ready_bits(weight_epoch=state.weight_epoch),
             measured=state.measured(),
         )
-        problem = LayerProblem(counts_RE=gathered.counts_RE, home_E=self._home_E, topology=state.topology)
+        problem = LayerProblem(
+            counts_RE=gathered.counts_RE,
+            home_E=self._home_E,
+            topology=state.topology,
+            resident_RK=self.resident_RK,
+        )
         plan = plan_from_guests(problem, self._place(site, gathered, problem))
         layout = lay_out_tokens(
             rank=rank,
@@ -256,7 +255,7 @@ class LayerAgent:
 
     def _pack(self, expert: int) -> torch.Tensor:
         return self.route.pack(
-            [fused[self._local_of[expert]] for fused in self._layer.experts.weights()],
+            [fused[self._local_of[expert]] for fused in self._home_weights()],
             expert=expert,
             epoch=self._state.weight_epoch,
             with_checksum=self._state.options.debug,
@@ -265,7 +264,7 @@ class LayerAgent:
     # Gradients on their way home.
 
     def _make_exchange(self, site: CallSite, guests_RK: IntArray) -> GradientExchange | None:
-        if not self._trains_experts:
+        if not self._gates.is_trained:
             return None
         return GradientExchange(
             route=self.route,
@@ -274,22 +273,8 @@ class LayerAgent:
             step=site.step,
         )
 
-    @property
-    def _trains_experts(self) -> bool:
-        return all(weight.requires_grad for weight in self._layer.experts.weights())
-
-    def _make_gate(self) -> tuple[_GateTicket, Weights]:
-        ticket = _GateTicket()
-        weights = self._layer.experts.weights()
-        if not self._trains_experts:
-            return ticket, weights
-        return ticket, gate_weights(weights, collect=lambda: self._collect(ticket))
-
-    def _collect(self, ticket: _GateTicket) -> list[tuple[int, Weights]]:
-        assert ticket.exchange is not None, "a gate belongs to a pass"
-        returned = ticket.exchange.collect(
-            clock=self._state.clock, timeout_seconds=self._state.transfer_timeout_seconds
-        )
+    def _collect(self, exchange: GradientExchange) -> list[tuple[int, Weights]]:
+        returned = exchange.collect(clock=self._state.clock, timeout_seconds=self._state.transfer_timeout_seconds)
         return [(self._local_of[expert], gradients) for expert, gradients in returned]
 
     def _deliver_for(self, layer_pass: LayerPass) -> Callable[[Weights], None]:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Literal, get_args
 
+from taot_api.session_spec import MAX_RECENT_REPORTS
 from taot_planning.algorithms import NEEDS_SCIPY
 
 PlanSource = Literal["ahead", "inline", "blocking", "observe"]
@@ -43,6 +44,13 @@ class AgentOptions:
 
     min_imbalance: float = 0.0
     """Layers whose imbalance is not above this are left alone."""
+
+    min_tokens_per_guest: int = 0
+    """Guests that would take fewer tokens are not made, by the algorithm `taot`."""
+
+    recent_reports: int | None = None
+    """How many recent micro-batches the planner's placements should hold for besides the one that is planned, 0 to 64.
+    Ranks that plan inline plan for the counts at hand alone. None: the planner's default."""
 
     num_slots: int = 2
     """Guest experts each rank can hold per layer; their memory is allocated once."""
@@ -85,11 +93,22 @@ class AgentOptions:
                 "the waits must form a ladder, plan_deadline < transfer_timeout < group_timeout, got"
                 f" {self.plan_deadline}, {self.transfer_timeout}, {self.group_timeout}"
             )
+        self._check_ranges()
+        self._check_algorithm()
+
+    def _check_ranges(self) -> None:
         if self.num_slots < 0 or self.num_slots > MAX_SLOTS:
             raise ValueError(f"num_slots must be between 0 and {MAX_SLOTS}, got {self.num_slots}")
         for name in ("tolerance", "min_imbalance"):
             if not 0 <= getattr(self, name) <= 100:
                 raise ValueError(f"{name} must be between 0 and 100 times the mean load, got {getattr(self, name)}")
+        if not 0 <= self.min_tokens_per_guest < 2**31:
+            raise ValueError(f"min_tokens_per_guest must be between 0 and 2^31-1, got {self.min_tokens_per_guest}")
+        if self.recent_reports is not None and not 0 <= self.recent_reports <= MAX_RECENT_REPORTS:
+            raise ValueError(
+                f"recent_reports must be between 0 and {MAX_RECENT_REPORTS}, or None for the planner's default, got"
+                f" {self.recent_reports}"
+            )
         if self.ranks_per_node is not None and self.ranks_per_node < 1:
             raise ValueError(f"ranks_per_node must be >= 1, or None for host names, got {self.ranks_per_node}")
         if not 1 <= self.inter_node_cost < math.inf:
@@ -99,6 +118,7 @@ class AgentOptions:
         if self.max_plan_age_steps < 1:
             raise ValueError(f"max_plan_age_steps must be >= 1, got {self.max_plan_age_steps}")
 
+    def _check_algorithm(self) -> None:
         may_plan_inline = self.effective_plan_source == "inline" or (
             self.effective_plan_source in ("ahead", "blocking") and self.when_away == "inline"
         )

@@ -1,6 +1,6 @@
 """The contract between training jobs and the planner: data types, wire format, and the codec between them.
 
-`codec` is the only module that knows both messages and arrays. Generated stubs live in `taot_api.v1`.
+The package `codec` alone knows both messages and arrays. Generated stubs live in `taot_api.v1`.
 """
 
 from taot_api.contract_error import ContractError, Reason

@@ -41,6 +41,10 @@ class PublishedStats:
     planning_seconds: float = 0.0
     """Time spent planning."""
 
+    predicted_gain_seconds: float | None = None
+    """Predicted time of the experts without guests minus with the plan; negative when the plan takes longer. None:
+    unknown, of several layers also when it is of one."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PublishedPlan:
@@ -63,6 +67,9 @@ class PublishedPlan:
 
     layer_stats_L: tuple[PublishedStats, ...] = ()
     """One entry per layer, or none."""
+
+    gates_L: tuple[tuple[str, ...], ...] = ()
+    """Names of the rules that changed the plan of each layer, in the order in which they did, or none."""
 
     quota_L: tuple[IntArray, ...] = ()
     """Tokens of each source rank for each guest slot: [source ranks, ranks, slots] per layer, or none."""

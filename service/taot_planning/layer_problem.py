@@ -9,6 +9,9 @@ import numpy as np
 from taot_planning.arrays import MAX_COUNT, IntArray, frozen_ints
 from taot_planning.topology import Topology
 
+MAX_TOKEN_PICOSECONDS = 10**12
+"""The slowest expert that can be told: a second a token."""
+
 
 def contiguous_homes(*, num_experts: int, num_ranks: int) -> IntArray:
     """The usual homes: expert e lives on rank e * R // E. Shape: [experts]."""
@@ -40,7 +43,7 @@ class LayerRates:
     """Weights to move per guest, 0 to 2^40."""
 
     def __post_init__(self) -> None:
-        if not 1 <= self.token_picoseconds <= 10**12:
+        if not 1 <= self.token_picoseconds <= MAX_TOKEN_PICOSECONDS:
             raise ValueError(f"token_picoseconds must be between 1 and 10^12, got {self.token_picoseconds}")
         if not 0 <= self.expert_size_bytes <= 2**40:
             raise ValueError(f"expert_size_bytes must be between 0 and 2^40, got {self.expert_size_bytes}")

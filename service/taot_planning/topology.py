@@ -21,6 +21,9 @@ NORMAL_SPEED_MILLI = 1000
 SPEED_LIMITS_MILLI = (10, 10_000)
 """Slowest and fastest rank that can be told, in thousandths: products of loads and speeds stay below 2^63."""
 
+MAX_TOKEN_CAP = 2**62
+"""The largest token cap: no limit."""
+
 MAX_BANDWIDTH = 2**50
 """Fastest link that can be told, in bytes per second: about 1 PB/s."""
 
@@ -85,7 +88,7 @@ class Topology:
             object.__setattr__(self, "cost_matrix_milli", matrix_RR)
             _check_cost_matrix(matrix_RR, num_ranks=self.num_ranks)
         self._freeze_per_rank("speed_milli_R", "speeds", SPEED_LIMITS_MILLI)
-        self._freeze_per_rank("token_cap_R", "token caps", (0, 2**62))
+        self._freeze_per_rank("token_cap_R", "token caps", (0, MAX_TOKEN_CAP))
 
     def _freeze_per_rank(self, field: str, name: str, limits: tuple[int, int]) -> None:
         """Copies and checks an optional array with one entry per rank."""

@@ -1,9 +1,12 @@
-"""What a session may ask of this planner."""
+"""What a session may ask of this planner: its sizes, and what is installed."""
 
 from __future__ import annotations
 
+from importlib.util import find_spec
+
 from taot_api.contract_error import ContractError, Reason
 from taot_api.session_spec import SessionSpec
+from taot_planning.algorithms import NEEDS_SCIPY
 from taot_service.config import ServiceConfig
 
 
@@ -23,6 +26,22 @@ def check_limits(spec: SessionSpec, config: ServiceConfig) -> None:
         _check(layer.num_experts, config.max_experts, flag="--max-experts", field=field)
     entries = len(spec.layers) * topology.num_ranks**2 * topology.max_slots
     _check(entries, config.max_plan_entries, flag="--max-plan-entries", field="layers")
+
+
+def check_algorithm(spec: SessionSpec) -> None:
+    """Checks that this planner can run the algorithm of a session.
+
+    Raises:
+        ContractError: ALGORITHM_UNAVAILABLE, naming the package that is missing.
+    """
+    if spec.algorithm in NEEDS_SCIPY and find_spec("scipy") is None:
+        raise ContractError(
+            Reason.ALGORITHM_UNAVAILABLE,
+            f"{spec.algorithm!r} needs scipy, which this planner lacks: install it there with"
+            " pip install 'taot-planner[exact]', or choose another algorithm",
+            field="options.algorithm",
+            metadata={"package": "scipy"},
+        )
 
 
 def _check(got: int, limit: int, *, flag: str, field: str) -> None:

@@ -5,12 +5,15 @@ The label is `training_job` because Prometheus keeps `job` for its own targets.
 
 from __future__ import annotations
 
+from itertools import chain
+
 import numpy as np
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from taot_api.routing_report import FALLBACK_REASONS, RoutingReport
 from taot_api.session_spec import SessionSpec
 from taot_planning import imbalance
+from taot_planning.arrays import IntArray
 from taot_service.planning_work import SolvedPlan
 
 _GROUP = ("training_job", "group")
@@ -48,6 +51,8 @@ class ServiceMetrics:
         self.report_to_plan_seconds = self._histogram(
             "taot_report_to_plan_seconds", "Time from the arrival of a report to its plan being in force."
         )
+        self.refusals = self._counter("taot_refusals", "Calls that were refused, by reason.", "reason")
+        self._gates = self._counter("taot_plan_gates", "Layers whose plan a gate has changed.", "gate")
         self._create_group_metrics()
         info = self._gauge("taot_build_info", "Always 1; the label says which release runs.", "release")
         info.labels(release).set(1)
@@ -58,6 +63,11 @@ class ServiceMetrics:
         self._after = self._gauge("taot_imbalance_after", f"Newest plan: expected imbalance, {mean}.", *_GROUP)
         self._realised = self._gauge("taot_imbalance_realised", f"Last report: measured imbalance, {mean}.", *_GROUP)
         self._cost = self._gauge("taot_plan_weighted_cost", "Newest plan: summed cost of its guests.", *_GROUP)
+        self._gain = self._gauge(
+            "taot_predicted_gain_seconds",
+            "Newest plan: predicted time of all layers' experts without guests minus with; absent when unknown.",
+            *_GROUP,
+        )
         self._guests = self._gauge("taot_plan_guests", "Newest plan: guests by reach.", *_GROUP, "reach")
         self._exposed = self._counter(
             "taot_exposed_transfer_seconds",
@@ -78,6 +88,7 @@ class ServiceMetrics:
             self._after,
             self._realised,
             self._cost,
+            self._gain,
             self._exposed,
             self._transfer,
         )
@@ -89,8 +100,12 @@ class ServiceMetrics:
         self._before.labels(*group).set(solved.stats.imbalance_before)
         self._after.labels(*group).set(solved.stats.imbalance_after)
         self._cost.labels(*group).set(solved.stats.weighted_cost)
+        if solved.stats.predicted_gain_seconds is not None:
+            self._gain.labels(*group).set(solved.stats.predicted_gain_seconds)
         self._guests.labels(*group, "intra_node").set(solved.intra_guests)
         self._guests.labels(*group, "inter_node").set(solved.inter_guests)
+        for gate in chain.from_iterable(solved.gates_L):
+            self._gates.labels(gate.value).inc()
 
     def observe_telemetry(self, spec: SessionSpec, report: RoutingReport) -> None:
         """Adds what the ranks measured, if the report says."""
@@ -107,7 +122,7 @@ class ServiceMetrics:
                 shown = reason if reason in FALLBACK_REASONS else "other"
                 self._fallbacks.labels(*group, shown).inc(count)
         if spec.layers:
-            self._realised.labels(*group).set(_realised_imbalance(report))
+            self._realised.labels(*group).set(_realised_imbalance(report, spec.topology.speed_milli_R))
 
     def forget(self, spec: SessionSpec) -> None:
         """Removes the series of a session that has ended."""
@@ -130,7 +145,7 @@ class ServiceMetrics:
         return Histogram(name, text, buckets=_SECONDS_BUCKETS, registry=self.registry)
 
 
-def _realised_imbalance(report: RoutingReport) -> float:
+def _realised_imbalance(report: RoutingReport, speed_milli_R: IntArray | None) -> float:
     """Mean over layers of the imbalance of the tokens that the ranks computed."""
     loads_RL = np.stack([rank.computed_tokens_L for rank in report.telemetry_R])
-    return float(np.mean([imbalance(loads_R) for loads_R in loads_RL.T]))
+    return float(np.mean([imbalance(loads_R, speed_milli_R) for loads_R in loads_RL.T]))

@@ -16,7 +16,7 @@ from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_planning import __version__
 from taot_service.config import ServiceConfig
-from taot_service.limits import check_limits
+from taot_service.limits import check_algorithm, check_limits
 from taot_service.metrics import ServiceMetrics
 from taot_service.plan_feed import PlanFeed, PlanSubscription
 from taot_service.planning_work import PlanningWork, SolvedPlan, SolverFailure
@@ -71,6 +71,7 @@ class Planner:
         """Opens a session, or returns the one of the same incarnation."""
         self._refuse_when_draining()
         check_limits(spec, self.config)
+        check_algorithm(spec)
         self.expire_sessions()
         decision = self._book.open(
             spec, session_id=uuid.uuid4().hex, create_time_seconds=time.time(), now_seconds=time.monotonic()

@@ -8,6 +8,7 @@ from taot_api.published_plan import PublishedStats
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_planning.arrays import IntArray
+from taot_planning.explanation import Gate
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -25,6 +26,10 @@ class PlanningWork:
 
     report: RoutingReport
     """The counts."""
+
+    recent_L: tuple[IntArray, ...] = ()
+    """Tokens of each expert in the reports before, newest first, which the placement should hold for as well:
+    one [micro-batches, experts] array per layer, or none."""
 
     arrival_seconds: float
     """When the report came, on the clock of the sessions."""
@@ -45,6 +50,9 @@ class SolvedPlan:
 
     layer_stats_L: tuple[PublishedStats, ...]
     """One entry per layer."""
+
+    gates_L: tuple[tuple[Gate, ...], ...]
+    """Rules that changed the plan of each layer."""
 
     intra_guests: int
     """Guests whose home is in the same node, over all layers."""

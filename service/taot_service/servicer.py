@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
 import grpc
 import grpc.aio
@@ -33,18 +33,18 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
         """Opens the session of one group."""
-        return await _answer(context, lambda: self._open_session(request))
+        return await self._answer(context, lambda: self._open_session(request))
 
     async def ReportRouting(self, request: pb.ReportRoutingRequest, context: Context) -> pb.ReportRoutingResponse:
         """Takes a report; its plan follows in the background."""
-        return await _answer(context, lambda: self._report_routing(request))
+        return await self._answer(context, lambda: self._report_routing(request))
 
     async def PlanNow(self, request: pb.PlanNowRequest, context: Context) -> pb.PlanNowResponse:
         """Plans while the caller waits."""
         try:
             return await self._plan_now(request, timeout_seconds=_time_remaining(context))
         except ContractError as error:
-            return await context.abort(*refusal_of(error))
+            return await self._refuse(context, error)
 
     async def WatchPlans(self, request: pb.WatchPlansRequest, context: Context) -> AsyncIterator[pb.WatchPlansResponse]:
         """Streams plans until the session ends."""
@@ -52,23 +52,35 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
             session = self._planner.find_session(request.session_id)
             subscription = self._planner.subscribe(session, after_version=request.after_version)
         except ContractError as error:
-            await context.abort(*refusal_of(error))
+            await self._refuse(context, error)
         try:
             while True:
                 plan = await subscription.next_plan()
                 yield pb.WatchPlansResponse(plan=encode_plan(plan))
         except ContractError as error:
-            await context.abort(*refusal_of(error))
+            await self._refuse(context, error)
         finally:
             self._planner.unsubscribe(session, subscription)
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.GetPlanResponse:
         """Returns one plan that is still kept."""
-        return await _answer(context, lambda: self._get_plan(request))
+        return await self._answer(context, lambda: self._get_plan(request))
 
     async def CloseSession(self, request: pb.CloseSessionRequest, context: Context) -> pb.CloseSessionResponse:
         """Closes a session."""
-        return await _answer(context, lambda: self._close_session(request))
+        return await self._answer(context, lambda: self._close_session(request))
+
+    async def _answer(self, context: Context, decide: Callable[[], Answer]) -> Answer:
+        """Answers with what `decide` returns, or refuses with what it raises."""
+        try:
+            _time_remaining(context)
+            return decide()
+        except ContractError as error:
+            return await self._refuse(context, error)
+
+    async def _refuse(self, context: Context, error: ContractError) -> NoReturn:
+        self._planner.metrics.refusals.labels(error.reason.name).inc()
+        await context.abort(*refusal_of(error))
 
     def _open_session(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         session = self._planner.open_session(decode_session_spec(request))
@@ -118,15 +130,6 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     def _close_session(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
         self._planner.close_session(request.session_id)
         return pb.CloseSessionResponse()
-
-
-async def _answer(context: Context, decide: Callable[[], Answer]) -> Answer:
-    """Answers with what `decide` returns, or refuses with what it raises."""
-    try:
-        _time_remaining(context)
-        return decide()
-    except ContractError as error:
-        return await context.abort(*refusal_of(error))
 
 
 def _time_remaining(context: Context) -> float:

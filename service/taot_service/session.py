@@ -17,6 +17,7 @@ from taot_api.published_plan import PublishedPlan
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import SessionSpec
 from taot_service.planning_work import PlanningWork, SolvedPlan
+from taot_service.recent_tokens import RecentTokens
 
 MAX_REPORT_KEYS = 1024
 """Reports remembered per session: some hundred steps of the usual number of micro-batches."""
@@ -81,6 +82,7 @@ class Session:
         self._plans: deque[PublishedPlan] = deque(maxlen=KEPT_PLANS)
         self._waiting: PlanningWork | None = None
         self._in_work: PlanningWork | None = None
+        self._recent = RecentTokens(capacity=spec.effective_recent_reports)
         self._newest_source = (-1, -1)
         self._keys: set[tuple[int, int, bool]] = set()
         self._key_heap: list[tuple[int, int, bool]] = []
@@ -110,6 +112,8 @@ class Session:
         self.num_reports += 1
         if not self.spec.layers:
             return ReportDecision(outcome=ReportOutcome.NO_LAYERS)
+        recent_L = self._recent.before(report)
+        self._recent.add(report)
         if (self.num_reports - 1) % self.spec.plan_interval:
             return ReportDecision(outcome=ReportOutcome.NOT_DUE)
         source = (report.step, report.micro_batch)
@@ -122,6 +126,7 @@ class Session:
             spec=self.spec,
             layers=self.spec.layers,
             report=report,
+            recent_L=recent_L,
             arrival_seconds=now_seconds,
         )
         return ReportDecision(outcome=ReportOutcome.PLANNED, has_superseded=has_superseded)

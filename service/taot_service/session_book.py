@@ -191,6 +191,7 @@ class SessionBook:
             guests_L=solved.guests_L,
             stats=solved.stats,
             layer_stats_L=solved.layer_stats_L,
+            gates_L=tuple(tuple(gate.value for gate in gates) for gates in solved.gates_L),
             quota_L=solved.quota_L,
             create_time_seconds=create_time_seconds,
         )

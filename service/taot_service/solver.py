@@ -7,9 +7,7 @@ import time
 from collections.abc import Callable
 
 from taot_api.published_plan import PublishedStats
-from taot_api.session_spec import LayerSpec
 from taot_planning import LayerPlan, LayerProblem, PlanStats, check_plan, plan_layer
-from taot_planning.arrays import IntArray
 from taot_service.planning_work import PlanningWork, SolvedPlan, SolverFailure
 
 logger = logging.getLogger(__name__)
@@ -36,29 +34,49 @@ def solve(work: PlanningWork, *, has_quotas: bool, is_wanted: Callable[[], bool]
 
 
 def _solve(work: PlanningWork, *, has_quotas: bool, is_wanted: Callable[[], bool]) -> SolvedPlan | SolverFailure:
-    guests_L: list[IntArray] = []
-    quota_L: list[IntArray] = []
+    plan_L: list[LayerPlan] = []
     stats_L: list[PlanStats] = []
     layer_stats_L: list[PublishedStats] = []
-    for layer, counts_RE in zip(work.layers, work.report.counts_L, strict=True):
+    for index, layer in enumerate(work.layers):
         if not is_wanted():
             return SolverFailure(message="nobody waits for the plan any more", is_abandoned=True)
         start = time.perf_counter()
-        problem = LayerProblem(counts_RE=counts_RE, home_E=layer.home_E, topology=work.spec.topology)
+        problem = _problem_of(work, index)
         plan = _plan_checked(problem, work)
         stats = plan.stats(problem)
-        guests_L.append(plan.guests_RK)
-        if has_quotas:
-            quota_L.append(plan.quota_SRK)
+        gain_seconds = _predict_gain(problem, stats)
+        planning_seconds = time.perf_counter() - start
+        plan_L.append(plan)
         stats_L.append(stats)
-        layer_stats_L.append(_publish_stats(stats, layer, planning_seconds=time.perf_counter() - start))
+        layer_stats_L.append(
+            PublishedStats(
+                imbalance_before=stats.imbalance_before,
+                imbalance_after=stats.imbalance_after,
+                weighted_cost=stats.weighted_cost,
+                transfer_size_bytes=(stats.intra_guests + stats.inter_guests) * layer.expert_size_bytes,
+                planning_seconds=planning_seconds,
+                predicted_gain_seconds=gain_seconds,
+            )
+        )
     return SolvedPlan(
-        guests_L=tuple(guests_L),
-        quota_L=tuple(quota_L),
+        guests_L=tuple(plan.guests_RK for plan in plan_L),
+        quota_L=tuple(plan.quota_SRK for plan in plan_L) if has_quotas else (),
         stats=_sum_stats(layer_stats_L),
         layer_stats_L=tuple(layer_stats_L),
+        gates_L=tuple(plan.explanation.gates for plan in plan_L),
         intra_guests=sum(stats.intra_guests for stats in stats_L),
         inter_guests=sum(stats.inter_guests for stats in stats_L),
+    )
+
+
+def _problem_of(work: PlanningWork, index: int) -> LayerProblem:
+    layer = work.layers[index]
+    return LayerProblem(
+        counts_RE=work.report.counts_L[index],
+        home_E=layer.home_E,
+        topology=work.spec.topology,
+        recent_tokens_NE=work.recent_L[index] if work.recent_L else None,
+        rates=layer.rates,
     )
 
 
@@ -68,23 +86,24 @@ def _plan_checked(problem: LayerProblem, work: PlanningWork) -> LayerPlan:
     return plan
 
 
-def _publish_stats(stats: PlanStats, layer: LayerSpec, *, planning_seconds: float) -> PublishedStats:
-    return PublishedStats(
-        imbalance_before=stats.imbalance_before,
-        imbalance_after=stats.imbalance_after,
-        weighted_cost=stats.weighted_cost,
-        transfer_size_bytes=(stats.intra_guests + stats.inter_guests) * layer.expert_size_bytes,
-        planning_seconds=planning_seconds,
-    )
+def _predict_gain(problem: LayerProblem, stats: PlanStats) -> float | None:
+    """Predicted time without guests minus with the plan, None when unknown."""
+    if stats.predicted_seconds is None:
+        return None
+    without = plan_layer(problem, algorithm="static").stats(problem).predicted_seconds
+    assert without is not None, "what is known of a plan is known of none"
+    return without - stats.predicted_seconds
 
 
 def _sum_stats(layer_stats_L: list[PublishedStats]) -> PublishedStats:
-    """The mean of the imbalances and the sum of everything else."""
+    """The mean of the imbalances and the sum of everything else; a sum with an unknown part is unknown."""
     num_layers = max(len(layer_stats_L), 1)
+    gains = [stats.predicted_gain_seconds for stats in layer_stats_L if stats.predicted_gain_seconds is not None]
     return PublishedStats(
         imbalance_before=sum(stats.imbalance_before for stats in layer_stats_L) / num_layers,
         imbalance_after=sum(stats.imbalance_after for stats in layer_stats_L) / num_layers,
         weighted_cost=sum(stats.weighted_cost for stats in layer_stats_L),
         transfer_size_bytes=sum(stats.transfer_size_bytes for stats in layer_stats_L),
         planning_seconds=sum(stats.planning_seconds for stats in layer_stats_L),
+        predicted_gain_seconds=sum(gains) if gains and len(gains) == len(layer_stats_L) else None,
     )

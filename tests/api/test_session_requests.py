@@ -9,6 +9,7 @@ from routing_samples import make_spec
 from taot_api import ContractError, Reason
 from taot_api.codec import decode_session_spec, encode_session_spec, encode_tensor
 from taot_api.v1 import planner_pb2 as pb
+from taot_planning import PlanningOptions
 
 
 def _request() -> pb.OpenSessionRequest:
@@ -17,6 +18,14 @@ def _request() -> pb.OpenSessionRequest:
 
 def _set_matrix(request, matrix):
     request.topology.cost_matrix_milli.CopyFrom(encode_tensor(np.array(matrix)))
+
+
+def _ask_for_step_time(request):
+    """With every bandwidth, and the rates of the first layer only."""
+    request.options.objective = "step_time"
+    request.layers[0].token_picoseconds = 1
+    for level in request.topology.levels:
+        level.bandwidth_bytes_per_second = 1
 
 
 CASES = {
@@ -182,6 +191,90 @@ CASES = {
         "options.plan_interval",
         "must be >= 1, got 0",
     ),
+    "a token that takes longer than a second": (
+        lambda request: setattr(request.layers[1], "token_picoseconds", 10**12 + 1),
+        Reason.INVALID_LAYER,
+        "layers[1].token_picoseconds",
+        "or 0 when unknown, got 1000000000001",
+    ),
+    "a negative token time": (
+        lambda request: setattr(request.layers[0], "token_picoseconds", -1),
+        Reason.INVALID_LAYER,
+        "layers[0].token_picoseconds",
+        "got -1",
+    ),
+    "a rank that stands still": (
+        lambda request: setattr(request.topology.ranks[2], "speed_milli", 0),
+        Reason.INVALID_TOPOLOGY,
+        "topology",
+        "speeds must be between 10 and 10000, got 0 on rank 2",
+    ),
+    "a negative token cap": (
+        lambda request: setattr(request.topology.ranks[3], "token_cap", -1),
+        Reason.INVALID_TOPOLOGY,
+        "topology",
+        "got -1 on rank 3",
+    ),
+    "a token cap that could overflow": (
+        lambda request: setattr(request.topology.ranks[3], "token_cap", 2**63 - 1),
+        Reason.INVALID_TOPOLOGY,
+        "topology",
+        "token caps must be between 0 and 4611686018427387904",
+    ),
+    "a link without bandwidth": (
+        lambda request: setattr(request.topology.levels[1], "bandwidth_bytes_per_second", 0),
+        Reason.INVALID_TOPOLOGY,
+        "topology",
+        "bandwidth of level 'cluster' must be 1 to 2^50 bytes per second, got 0",
+    ),
+    "an unknown objective": (
+        lambda request: setattr(request.options, "objective", "speed"),
+        Reason.INVALID_OPTION,
+        "options.objective",
+        "unknown objective 'speed': choose one of tolerance, mu, step_time",
+    ),
+    "a step time without bandwidths": (
+        lambda request: setattr(request.options, "objective", "step_time"),
+        Reason.INVALID_OPTION,
+        "options.objective",
+        "set topology.levels[0].bandwidth_bytes_per_second",
+    ),
+    "a step time without the rates of a layer": (
+        _ask_for_step_time,
+        Reason.INVALID_OPTION,
+        "options.objective",
+        "set layers[1].token_picoseconds",
+    ),
+    "a mu beyond its range": (
+        lambda request: setattr(request.options, "mu_ppm", 100_000_001),
+        Reason.INVALID_OPTION,
+        "options.mu_ppm",
+        "got 100000001",
+    ),
+    "guests of fewer than no tokens": (
+        lambda request: setattr(request.options, "min_tokens_per_guest", -1),
+        Reason.INVALID_OPTION,
+        "options.min_tokens_per_guest",
+        "got -1",
+    ),
+    "an unknown effort": (
+        lambda request: setattr(request.options, "effort", 3),
+        Reason.INVALID_OPTION,
+        "options.effort",
+        "offers the efforts 1 (fast), 2 (balanced), got 3",
+    ),
+    "too many recent reports": (
+        lambda request: setattr(request.options, "recent_report_count", 65),
+        Reason.INVALID_OPTION,
+        "options.recent_report_count",
+        "between 0 and 64, got 65",
+    ),
+    "fewer than no recent reports": (
+        lambda request: setattr(request.options, "recent_report_count", -1),
+        Reason.INVALID_OPTION,
+        "options.recent_report_count",
+        "got -1",
+    ),
 }
 
 
@@ -196,3 +289,11 @@ def test_a_wrong_session_is_refused_with_the_field_and_what_was_got(name):
     assert caught.value.reason is reason
     assert caught.value.field == field
     assert complaint in str(caught.value)
+
+
+def test_an_effort_that_takes_minutes_is_not_planned_with_by_the_service():
+    options = PlanningOptions()
+    object.__setattr__(options, "effort", "exact")
+    with pytest.raises(ContractError, match="does not plan with 'exact': choose one of fast, balanced") as caught:
+        make_spec(options=options)
+    assert (caught.value.reason, caught.value.field) == (Reason.INVALID_OPTION, "options.effort")

@@ -75,6 +75,8 @@ NAN, INFINITY = float("nan"), float("inf")
         ("when_away", ["inline", "none"], ["stop", ""]),
         ("tolerance", [0, 0.0, 0.5, 100], [-0.001, 100.5, NAN, INFINITY]),
         ("min_imbalance", [0, 0.2, 100], [-0.001, 100.5, NAN]),
+        ("min_tokens_per_guest", [0, 1, 2**31 - 1], [-1, 2**31]),
+        ("recent_reports", [None, 0, 64], [-1, 65]),
         ("ranks_per_node", [None, 1, 8], [0, -4]),
         ("inter_node_cost", [1, 1.0, 3.5], [0.9, 0, -1, NAN, INFINITY]),
     ],

@@ -1,11 +1,19 @@
 from __future__ import annotations
 
+import dataclasses
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+import torch
+from link_samples import eventually
+from rank_threads import Rank, run_ranks
 from routing_samples import make_spec
+from tiny_moe import History, TinyConfig, train
 
 from taot_api import PlanIdentity, PublishedPlan, SessionSpec, codec
 from taot_api.v1 import planner_pb2 as pb
+from taot_client import Agent, AgentOptions
 from taot_client.planner_link import PlannerLink
 from taot_planning.arrays import IntArray
 
@@ -45,6 +53,7 @@ def test_rubbish_is_refused_before_any_of_it_is_used() -> None:
         "the plan has 1 layers, expected 2": message_of(NO_GUESTS_RK),
         "expert 0 is a guest on rank 0, its own home": message_of(NO_GUESTS_RK, with_guest(0, rank=0, slot=0)),
         "the experts are 0 to 7": message_of(with_guest(8, rank=0, slot=0), NO_GUESTS_RK),
+        "rank 3 holds one expert twice": message_of(NO_GUESTS_RK, np.array([[-1, -1]] * 3 + [[0, 0]])),
         "planner epoch must be": message_of(NO_GUESTS_RK, NO_GUESTS_RK, epoch="e" * 65),
         "version must be": message_of(NO_GUESTS_RK, NO_GUESTS_RK, version=0),
     }
@@ -57,3 +66,76 @@ def test_rubbish_is_refused_before_any_of_it_is_used() -> None:
             read(message, spec)
     with pytest.raises(ValueError, match="guest_experts"):
         read(message_of(np.full((4, 3), -1), np.full((4, 3), -1)), spec)
+
+
+def test_a_guest_beyond_the_slots_of_its_rank_is_refused() -> None:
+    spec = make_spec()
+    uneven = dataclasses.replace(spec.topology, slots_R=[2, 2, 2, 1])
+    with pytest.raises(ValueError, match="rank 3 has 1 guest slots, the plan uses its slot 1"):
+        read(message_of(NO_GUESTS_RK, with_guest(0, rank=3, slot=1)), dataclasses.replace(spec, topology=uneven))
+
+
+class HandFedLink(PlannerLink):
+    """A link without a network: plans are handed to it, and go the way of plans that arrive."""
+
+    def start(self, *, wait) -> str | None:
+        self._is_connected = True
+        return None
+
+    def report(self, report) -> None:
+        """Nobody listens."""
+
+    def receive(self, *messages: pb.Plan) -> None:
+        responses = [pb.WatchPlansResponse(plan=message) for message in messages]
+        self._stub = SimpleNamespace(WatchPlans=lambda request: iter(responses))
+        self._follow()
+
+
+GOOD_L = (with_guest(0, rank=3, slot=0), with_guest(1, rank=2, slot=1))
+BAD = {
+    "a duplicate guest": message_of(GOOD_L[0], np.array([[-1, -1]] * 3 + [[0, 0]]), version=2),
+    "an expert out of range": message_of(with_guest(8, rank=0, slot=0), GOOD_L[1], version=3),
+    "more guests than slots": message_of(*(np.array([[-1, -1, -1]] * 3 + [[0, 1, 2]]),) * 2, version=4),
+    "a missing layer": message_of(GOOD_L[1], version=5),
+}
+
+
+def train_with(plans_by_step: dict[int, pb.Plan]) -> list[History]:
+    """Trains with plans that arrive in given steps, and so are in force from the step after next on."""
+
+    def body(rank: Rank) -> History:
+        agents: list[Agent] = []
+
+        def feed(agent: Agent, step: int) -> None:
+            agents[:] = [agent]
+            if agent.planner_stats and step in plans_by_step:
+                link = agent._agent.state.leader.link
+                link.receive(plans_by_step[step])
+                assert link.num_rejected_plans == max(len([each for each in plans_by_step if each <= step]) - 1, 0)
+
+        def await_guests(place: str, step: int) -> None:
+            # Which guests are late depends on the machine, and with it the last bits of a gradient.
+            if place == "after begin":
+                state = agents[0]._agent.state
+                for layer in state.layers:
+                    wanted = sum(1 << int(slot) for slot in np.flatnonzero(layer.resident_RK[rank.group.rank] != -1))
+                    ready = lambda layer=layer: layer.slots.ready_bits(weight_epoch=state.weight_epoch)  # noqa: E731
+                    assert eventually(lambda wanted=wanted, ready=ready: ready() == wanted)
+
+        options = AgentOptions(ranks_per_node=2, planner_address="127.0.0.1:1")
+        return train(rank, TinyConfig(num_layers=2), options, num_steps=7, before_step=feed, at=await_guests)
+
+    return run_ranks(4, body)
+
+
+def test_training_does_not_notice_plans_that_are_refused(monkeypatch) -> None:
+    monkeypatch.setattr("taot_client.leader.PlannerLink", HandFedLink)
+    good = message_of(*GOOD_L)
+    undisturbed = train_with({0: good})
+    disturbed = train_with({0: good, **dict(enumerate(BAD.values(), start=1))})
+    assert [summary.mode.name for summary in disturbed[0].summaries] == ["HOME_ONLY"] + ["PLAN"] * 6
+    assert [summary.guests_intra + summary.guests_inter for summary in disturbed[0].summaries[1:]] == [2] * 6
+    for one, other in zip(undisturbed, disturbed, strict=True):
+        assert one.losses == other.losses
+        for left, right in zip(one.gradients, other.gradients, strict=True):
+            assert all(torch.equal(left[name], right[name]) for name in left)

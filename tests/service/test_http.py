@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import re
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from routing_samples import make_report, make_spec
 from taot_api import RankTelemetry
 from taot_api.routing_report import FALLBACK_REASONS
 from taot_api.v1 import planner_pb2 as pb
+from taot_planning import PlanningOptions
 from taot_service.config import ServiceConfig
 from taot_service.http_app import create_http_app
 from taot_service.planner import Planner
@@ -121,6 +123,39 @@ def test_reports_and_plans_are_counted_by_what_became_of_them(http, client):
     client.report(session_id, make_report(spec, step=3, is_rehearsal=True))
     assert {name: count("taot_reports_total", name) - before[name] for name in names} == dict.fromkeys(names, 1.0)
     assert count("taot_plans_total", "installed") == planned_before + 1
+
+
+def test_predicted_gains_are_shown_where_they_are_known(http, client):
+    silent = make_spec()
+    levels = tuple(dataclasses.replace(level, bandwidth_bytes_per_second=10**9) for level in silent.topology.levels)
+    spec = make_spec(
+        topology=dataclasses.replace(silent.topology, levels=levels),
+        layers=tuple(dataclasses.replace(layer, token_picoseconds=10**9) for layer in silent.layers),
+    )
+    session_ids = {each: client.open(each) for each in (silent, spec)}
+    plans = {
+        each: client.report_and_wait(session_ids[each], each, make_report(each, step=1)) for each in (silent, spec)
+    }
+    samples = samples_of(http)
+    group = (("group", "ep0"), ("training_job", spec.training_job))
+    gain_seconds = plans[spec].stats.predicted_gain_seconds
+    assert gain_seconds > 0
+    assert samples["taot_predicted_gain_seconds", group] == pytest.approx(gain_seconds, abs=1e-8)
+    assert plans[silent].stats.predicted_gain_seconds is None
+    assert ("taot_predicted_gain_seconds", (group[0], ("training_job", silent.training_job))) not in samples
+    client.stub.CloseSession(pb.CloseSessionRequest(session_id=session_ids[spec]), timeout=CALL_SECONDS)
+    assert ("taot_predicted_gain_seconds", group) not in samples_of(http)
+
+
+def test_gates_are_counted_by_layers_and_travel_with_the_plan(http, client):
+    def counted():
+        return samples_of(http).get(("taot_plan_gates_total", (("gate", "within_tolerance"),)), 0.0)
+
+    spec = make_spec(options=PlanningOptions(tolerance_ppm=100_000_000))
+    before = counted()
+    plan = client.report_and_wait(client.open(spec), spec, make_report(spec, step=1))
+    assert plan.gates_L == (("within_tolerance",), ("within_tolerance",))
+    assert counted() == before + 2
 
 
 def test_series_of_an_ended_session_are_removed(http, client):

@@ -18,7 +18,7 @@ from routing_samples import make_report, make_spec
 import taot_service.solver
 from taot_api.codec import encode_report
 from taot_api.v1 import planner_pb2 as pb
-from taot_planning import plan_layer
+from taot_planning import LayerPlan, plan_layer
 
 
 class Gate:
@@ -144,11 +144,31 @@ def _plan_at_home(problem, **options):
     return replace(plan, guests_RK=guests_RK)
 
 
+def _put(guests_K):
+    """An algorithm that fills the slots of rank 3 like this, whatever they are."""
+
+    def plan(problem, **options):
+        guests_RK = np.full((4, len(guests_K)), -1)
+        guests_RK[3] = guests_K
+        return LayerPlan(guests_RK=guests_RK, quota_SRK=np.zeros((4, 4, len(guests_K)), dtype=np.int64))
+
+    return plan
+
+
 def _raise(problem, **options):
     raise ZeroDivisionError("an algorithm's mistake")
 
 
-@pytest.mark.parametrize(("broken", "words"), [(_plan_at_home, "its own home"), (_raise, "an algorithm's mistake")])
+@pytest.mark.parametrize(
+    ("broken", "words"),
+    [
+        (_plan_at_home, "its own home"),
+        (_put([0, 0]), "rank 3 holds one expert twice"),
+        (_put([0, 8]), "the experts are 0 to 7"),
+        (_put([0, 1, 2]), "guests must be [ranks, slots] = [4, 2], got [4, 3]"),
+        (_raise, "an algorithm's mistake"),
+    ],
+)
 def test_a_plan_that_is_wrong_or_missing_leaves_the_one_in_force(planner, client, monkeypatch, broken, words):
     spec = make_spec()
     session_id = client.open(spec)

@@ -1,11 +1,21 @@
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from typing import ClassVar as _ClassVar, Iterable as _Iterable, Mapping as _Mapping, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
+
+class Effort(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EFFORT_UNSPECIFIED: _ClassVar[Effort]
+    EFFORT_FAST: _ClassVar[Effort]
+    EFFORT_BALANCED: _ClassVar[Effort]
+EFFORT_UNSPECIFIED: Effort
+EFFORT_FAST: Effort
+EFFORT_BALANCED: Effort
 
 class Session(_message.Message):
     __slots__ = ("session_id", "planner_epoch", "create_time", "lease_duration", "planner_release")
@@ -48,14 +58,16 @@ class Plan(_message.Message):
     def __init__(self, identity: _Optional[_Union[PlanIdentity, _Mapping]] = ..., source_step: _Optional[int] = ..., source_micro_batch: _Optional[int] = ..., layers: _Optional[_Iterable[_Union[LayerPlan, _Mapping]]] = ..., digest: _Optional[bytes] = ..., stats: _Optional[_Union[PlanStats, _Mapping]] = ..., create_time: _Optional[_Union[_timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
 class LayerPlan(_message.Message):
-    __slots__ = ("guest_experts", "token_quotas", "stats")
+    __slots__ = ("guest_experts", "token_quotas", "stats", "gates")
     GUEST_EXPERTS_FIELD_NUMBER: _ClassVar[int]
     TOKEN_QUOTAS_FIELD_NUMBER: _ClassVar[int]
     STATS_FIELD_NUMBER: _ClassVar[int]
+    GATES_FIELD_NUMBER: _ClassVar[int]
     guest_experts: Int32Tensor
     token_quotas: Int32Tensor
     stats: PlanStats
-    def __init__(self, guest_experts: _Optional[_Union[Int32Tensor, _Mapping]] = ..., token_quotas: _Optional[_Union[Int32Tensor, _Mapping]] = ..., stats: _Optional[_Union[PlanStats, _Mapping]] = ...) -> None: ...
+    gates: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, guest_experts: _Optional[_Union[Int32Tensor, _Mapping]] = ..., token_quotas: _Optional[_Union[Int32Tensor, _Mapping]] = ..., stats: _Optional[_Union[PlanStats, _Mapping]] = ..., gates: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
     __slots__ = ("training_job", "group", "incarnation", "layers", "topology", "options", "client_release")
@@ -185,72 +197,94 @@ class CloseSessionResponse(_message.Message):
     def __init__(self) -> None: ...
 
 class MoeLayer(_message.Message):
-    __slots__ = ("name", "expert_count", "top_k", "expert_size_bytes", "home_ranks", "drops_tokens")
+    __slots__ = ("name", "expert_count", "top_k", "expert_size_bytes", "home_ranks", "drops_tokens", "token_picoseconds")
     NAME_FIELD_NUMBER: _ClassVar[int]
     EXPERT_COUNT_FIELD_NUMBER: _ClassVar[int]
     TOP_K_FIELD_NUMBER: _ClassVar[int]
     EXPERT_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     HOME_RANKS_FIELD_NUMBER: _ClassVar[int]
     DROPS_TOKENS_FIELD_NUMBER: _ClassVar[int]
+    TOKEN_PICOSECONDS_FIELD_NUMBER: _ClassVar[int]
     name: str
     expert_count: int
     top_k: int
     expert_size_bytes: int
     home_ranks: _containers.RepeatedScalarFieldContainer[int]
     drops_tokens: bool
-    def __init__(self, name: _Optional[str] = ..., expert_count: _Optional[int] = ..., top_k: _Optional[int] = ..., expert_size_bytes: _Optional[int] = ..., home_ranks: _Optional[_Iterable[int]] = ..., drops_tokens: bool = ...) -> None: ...
+    token_picoseconds: int
+    def __init__(self, name: _Optional[str] = ..., expert_count: _Optional[int] = ..., top_k: _Optional[int] = ..., expert_size_bytes: _Optional[int] = ..., home_ranks: _Optional[_Iterable[int]] = ..., drops_tokens: bool = ..., token_picoseconds: _Optional[int] = ...) -> None: ...
 
 class Topology(_message.Message):
-    __slots__ = ("levels", "ranks", "cost_matrix_milli")
+    __slots__ = ("levels", "ranks", "cost_matrix_milli", "has_relay")
     class Level(_message.Message):
-        __slots__ = ("name", "transfer_cost_milli")
+        __slots__ = ("name", "transfer_cost_milli", "bandwidth_bytes_per_second")
         NAME_FIELD_NUMBER: _ClassVar[int]
         TRANSFER_COST_MILLI_FIELD_NUMBER: _ClassVar[int]
+        BANDWIDTH_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
         name: str
         transfer_cost_milli: int
-        def __init__(self, name: _Optional[str] = ..., transfer_cost_milli: _Optional[int] = ...) -> None: ...
+        bandwidth_bytes_per_second: int
+        def __init__(self, name: _Optional[str] = ..., transfer_cost_milli: _Optional[int] = ..., bandwidth_bytes_per_second: _Optional[int] = ...) -> None: ...
     class Rank(_message.Message):
-        __slots__ = ("host", "domains", "slot_count")
+        __slots__ = ("host", "domains", "slot_count", "speed_milli", "token_cap")
         HOST_FIELD_NUMBER: _ClassVar[int]
         DOMAINS_FIELD_NUMBER: _ClassVar[int]
         SLOT_COUNT_FIELD_NUMBER: _ClassVar[int]
+        SPEED_MILLI_FIELD_NUMBER: _ClassVar[int]
+        TOKEN_CAP_FIELD_NUMBER: _ClassVar[int]
         host: str
         domains: _containers.RepeatedScalarFieldContainer[int]
         slot_count: int
-        def __init__(self, host: _Optional[str] = ..., domains: _Optional[_Iterable[int]] = ..., slot_count: _Optional[int] = ...) -> None: ...
+        speed_milli: int
+        token_cap: int
+        def __init__(self, host: _Optional[str] = ..., domains: _Optional[_Iterable[int]] = ..., slot_count: _Optional[int] = ..., speed_milli: _Optional[int] = ..., token_cap: _Optional[int] = ...) -> None: ...
     LEVELS_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     COST_MATRIX_MILLI_FIELD_NUMBER: _ClassVar[int]
+    HAS_RELAY_FIELD_NUMBER: _ClassVar[int]
     levels: _containers.RepeatedCompositeFieldContainer[Topology.Level]
     ranks: _containers.RepeatedCompositeFieldContainer[Topology.Rank]
     cost_matrix_milli: Int32Tensor
-    def __init__(self, levels: _Optional[_Iterable[_Union[Topology.Level, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Topology.Rank, _Mapping]]] = ..., cost_matrix_milli: _Optional[_Union[Int32Tensor, _Mapping]] = ...) -> None: ...
+    has_relay: bool
+    def __init__(self, levels: _Optional[_Iterable[_Union[Topology.Level, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Topology.Rank, _Mapping]]] = ..., cost_matrix_milli: _Optional[_Union[Int32Tensor, _Mapping]] = ..., has_relay: bool = ...) -> None: ...
 
 class PlannerOptions(_message.Message):
-    __slots__ = ("algorithm", "tolerance_ppm", "min_imbalance_ppm", "plan_interval")
+    __slots__ = ("algorithm", "tolerance_ppm", "mu_ppm", "min_imbalance_ppm", "min_tokens_per_guest", "effort", "plan_interval", "objective", "recent_report_count")
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_PPM_FIELD_NUMBER: _ClassVar[int]
+    MU_PPM_FIELD_NUMBER: _ClassVar[int]
     MIN_IMBALANCE_PPM_FIELD_NUMBER: _ClassVar[int]
+    MIN_TOKENS_PER_GUEST_FIELD_NUMBER: _ClassVar[int]
+    EFFORT_FIELD_NUMBER: _ClassVar[int]
     PLAN_INTERVAL_FIELD_NUMBER: _ClassVar[int]
+    OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
+    RECENT_REPORT_COUNT_FIELD_NUMBER: _ClassVar[int]
     algorithm: str
     tolerance_ppm: int
+    mu_ppm: int
     min_imbalance_ppm: int
+    min_tokens_per_guest: int
+    effort: Effort
     plan_interval: int
-    def __init__(self, algorithm: _Optional[str] = ..., tolerance_ppm: _Optional[int] = ..., min_imbalance_ppm: _Optional[int] = ..., plan_interval: _Optional[int] = ...) -> None: ...
+    objective: str
+    recent_report_count: int
+    def __init__(self, algorithm: _Optional[str] = ..., tolerance_ppm: _Optional[int] = ..., mu_ppm: _Optional[int] = ..., min_imbalance_ppm: _Optional[int] = ..., min_tokens_per_guest: _Optional[int] = ..., effort: _Optional[_Union[Effort, str]] = ..., plan_interval: _Optional[int] = ..., objective: _Optional[str] = ..., recent_report_count: _Optional[int] = ...) -> None: ...
 
 class PlanStats(_message.Message):
-    __slots__ = ("imbalance_before", "imbalance_after", "weighted_cost", "transfer_size_bytes", "planning_duration")
+    __slots__ = ("imbalance_before", "imbalance_after", "weighted_cost", "transfer_size_bytes", "planning_duration", "predicted_gain")
     IMBALANCE_BEFORE_FIELD_NUMBER: _ClassVar[int]
     IMBALANCE_AFTER_FIELD_NUMBER: _ClassVar[int]
     WEIGHTED_COST_FIELD_NUMBER: _ClassVar[int]
     TRANSFER_SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
     PLANNING_DURATION_FIELD_NUMBER: _ClassVar[int]
+    PREDICTED_GAIN_FIELD_NUMBER: _ClassVar[int]
     imbalance_before: float
     imbalance_after: float
     weighted_cost: float
     transfer_size_bytes: int
     planning_duration: _duration_pb2.Duration
-    def __init__(self, imbalance_before: _Optional[float] = ..., imbalance_after: _Optional[float] = ..., weighted_cost: _Optional[float] = ..., transfer_size_bytes: _Optional[int] = ..., planning_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    predicted_gain: _duration_pb2.Duration
+    def __init__(self, imbalance_before: _Optional[float] = ..., imbalance_after: _Optional[float] = ..., weighted_cost: _Optional[float] = ..., transfer_size_bytes: _Optional[int] = ..., planning_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., predicted_gain: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class Int32Tensor(_message.Message):
     __slots__ = ("shape", "data")

@@ -1,0 +1,72 @@
+"""The gates of one layer: each is made a layer ahead where possible, before the pass whose gradients it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from taot_client.guest_gradients import GradientExchange, Weights, gate_weights
+
+
+@dataclass(eq=False)
+class _Ticket:
+    """Joins a gate with its pass."""
+
+    exchange: GradientExchange | None = None
+
+
+class LayerGates:
+    """Puts the home weights of a layer behind gates (see `guest_gradients`)."""
+
+    def __init__(
+        self, weights: Callable[[], Weights], collect: Callable[[GradientExchange], list[tuple[int, Weights]]]
+    ) -> None:
+        """Makes no gate yet.
+
+        Args:
+            weights: the home weights.
+            collect: waits for the gradients of a pass: local expert and gradients of each guest.
+        """
+        self._weights = weights
+        self._collect = collect
+        self._prepared: tuple[_Ticket, Weights] | None = None
+        self._current: _Ticket | None = None
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether the weights have gradients to wait for."""
+        return all(weight.requires_grad for weight in self._weights())
+
+    def prepare(self) -> None:
+        """Makes the gate of the next forward now: the earlier it is made, the later its backward waits."""
+        self._prepared = self._make()
+
+    def forget_prepared(self) -> None:
+        """Lets go of a gate that no forward has used."""
+        self._prepared = None
+
+    def enter(self, *, is_new: bool) -> Weights:
+        """The weights behind the prepared gate, or behind a new one where there is none or `is_new` asks for it."""
+        prepared, self._prepared = self._prepared, None
+        self._current, gated = self._make() if prepared is None or is_new else prepared
+        return gated
+
+    def pass_by(self) -> None:
+        """Notes a forward that needs no gate."""
+        self._prepared = self._current = None
+
+    def join(self, exchange: GradientExchange | None) -> None:
+        """Says whose gradients the gate entered last waits for."""
+        if self._current is not None:
+            self._current.exchange = exchange
+
+    def _make(self) -> tuple[_Ticket, Weights]:
+        ticket, weights = _Ticket(), self._weights()
+        if not self.is_trained:
+            return ticket, weights
+
+        def collect() -> list[tuple[int, Weights]]:
+            assert ticket.exchange is not None, "a gate belongs to a pass"
+            return self._collect(ticket.exchange)
+
+        return ticket, gate_weights(weights, collect=collect)

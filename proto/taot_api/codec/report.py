@@ -1,0 +1,86 @@
+"""Reports of leaders as messages."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from taot_api.codec.duration import decode_seconds, encode_seconds
+from taot_api.codec.plan import decode_identity, encode_identity
+from taot_api.codec.tensor import decode_tensor, encode_tensor
+from taot_api.contract_error import ContractError, Reason
+from taot_api.routing_report import RankTelemetry, RoutingReport
+from taot_api.session_spec import LayerSpec, SessionSpec
+from taot_api.v1 import planner_pb2 as pb
+
+
+def encode_report(session_id: str, report: RoutingReport) -> pb.ReportRoutingRequest:
+    """Builds a report."""
+    message = pb.ReportRoutingRequest(
+        session_id=session_id,
+        step=report.step,
+        micro_batch=report.micro_batch,
+        is_rehearsal=report.is_rehearsal,
+        valid_token_counts=report.valid_tokens_R,
+        token_counts=[encode_tensor(counts_RE) for counts_RE in report.counts_L],
+        telemetry=[_encode_telemetry(telemetry) for telemetry in report.telemetry_R],
+    )
+    if report.applied_plan is not None:
+        message.applied_plan.CopyFrom(encode_identity(report.applied_plan))
+    return message
+
+
+def decode_report(
+    message: pb.ReportRoutingRequest, spec: SessionSpec, *, layers: tuple[LayerSpec, ...] | None = None
+) -> RoutingReport:
+    """Reads a report; `check_report` judges what is in it.
+
+    Raises:
+        ContractError: if a tensor does not have the shape that the session declared.
+    """
+    layers = spec.layers if layers is None else layers
+    num_ranks = spec.topology.num_ranks
+    if len(message.token_counts) != len(layers):
+        raise ContractError(
+            Reason.INVALID_COUNTS,
+            f"needs one tensor per layer ({len(layers)}), got {len(message.token_counts)}",
+            field="token_counts",
+        )
+    return RoutingReport(
+        step=message.step,
+        micro_batch=message.micro_batch,
+        is_rehearsal=message.is_rehearsal,
+        valid_tokens_R=np.array(message.valid_token_counts, dtype=np.int64),
+        counts_L=tuple(
+            decode_tensor(tensor, shape=[num_ranks, layer.num_experts], field=f"token_counts[{index}]")
+            for index, (tensor, layer) in enumerate(zip(message.token_counts, layers, strict=True))
+        ),
+        applied_plan=decode_identity(message.applied_plan) if message.HasField("applied_plan") else None,
+        telemetry_R=tuple(
+            _decode_telemetry(entry, num_layers=len(spec.layers), field=f"telemetry[{rank}]")
+            for rank, entry in enumerate(message.telemetry)
+        ),
+    )
+
+
+def _encode_telemetry(telemetry: RankTelemetry) -> pb.RankTelemetry:
+    return pb.RankTelemetry(
+        computed_token_counts=encode_tensor(telemetry.computed_tokens_L),
+        exposed_transfer_duration=encode_seconds(telemetry.exposed_transfer_seconds),
+        transfer_duration=encode_seconds(telemetry.transfer_seconds),
+        intra_node_sent_bytes=telemetry.intra_node_sent_bytes,
+        inter_node_sent_bytes=telemetry.inter_node_sent_bytes,
+        fallback_counts=telemetry.fallbacks,
+    )
+
+
+def _decode_telemetry(message: pb.RankTelemetry, *, num_layers: int, field: str) -> RankTelemetry:
+    return RankTelemetry(
+        computed_tokens_L=decode_tensor(
+            message.computed_token_counts, shape=[num_layers], field=f"{field}.computed_token_counts"
+        ),
+        exposed_transfer_seconds=decode_seconds(message.exposed_transfer_duration),
+        transfer_seconds=decode_seconds(message.transfer_duration),
+        intra_node_sent_bytes=message.intra_node_sent_bytes,
+        inter_node_sent_bytes=message.inter_node_sent_bytes,
+        fallbacks=dict(message.fallback_counts),
+    )

@@ -1,0 +1,47 @@
+"""Tokens per expert in the newest reports of a session, which a placement should hold for as well."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from taot_api.routing_report import RoutingReport
+from taot_planning.arrays import IntArray
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Entry:
+    source: tuple[int, int]
+    """Step and micro-batch."""
+
+    tokens_L: tuple[IntArray, ...]
+    """Tokens of each expert, one [experts] array per layer."""
+
+
+class RecentTokens:
+    """Remembers the newest reports by step and micro-batch, whatever the order in which they come."""
+
+    def __init__(self, *, capacity: int) -> None:
+        self._capacity = capacity
+        self._entries: list[_Entry] = []
+        """Newest first."""
+
+    def add(self, report: RoutingReport) -> None:
+        """Remembers a report of training tokens; past the capacity the oldest is forgotten."""
+        if not self._capacity:
+            return
+        tokens_L = tuple(counts_RE.sum(axis=0) for counts_RE in report.counts_L)
+        self._entries.append(_Entry(source=(report.step, report.micro_batch), tokens_L=tokens_L))
+        self._entries.sort(key=lambda entry: entry.source, reverse=True)
+        del self._entries[self._capacity :]
+
+    def before(self, report: RoutingReport) -> tuple[IntArray, ...]:
+        """Tokens of each expert in the reports before this one, newest first.
+
+        Returns:
+            One [micro-batches, experts] array per layer, or none when nothing is remembered.
+        """
+        source = (report.step, report.micro_batch)
+        older = [entry.tokens_L for entry in self._entries if entry.source < source]
+        return tuple(np.stack(tokens_N) for tokens_N in zip(*older, strict=True))
