@@ -1,79 +1,103 @@
-"""Which source ranks' tokens a copy of an expert computes, once it is known how many each copy takes."""
+"""Which source ranks' tokens a copy of an expert computes, once it is known how many each copy takes.
+
+Axis letters: C and F as in `copies`; the others as in the package.
+"""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import numpy as np
 
 from taot_planning.arrays import IntArray
+from taot_planning.copies import END, EXPERT, RANK, SLOT, list_copies
 from taot_planning.kernel import kernel
 from taot_planning.layer_problem import LayerProblem
 
-_DISTANCES = 3
-"""Own rank, own node, anywhere."""
+
+class _Served(NamedTuple):
+    """How far the copies have been served."""
+
+    supply_S: IntArray
+    """Tokens of the expert in hand that no copy has taken. Shape: [source ranks]."""
+
+    left_C: IntArray
+    """Tokens that each copy of this expert still takes. Shape: [copies]."""
+
+    quota_SRK: IntArray
+    """Tokens of each source rank that go to each guest slot. Shape: [source ranks, ranks, slots]."""
 
 
 @kernel
-def _serve_copy(rank: int, demand: int, distance: int, nodes_R: IntArray, supply_S: IntArray, taken_S: IntArray) -> int:
-    """Fills one copy's demand from the sources within a distance: 0 own rank, 1 own node, 2 anywhere.
-
-    Returns:
-        The demand that is left. What was taken is moved from `supply_S` to `taken_S`.
-    """
-    for source in range(supply_S.size):
-        if demand == 0:
-            break
-        if distance == 0 and source != rank:
-            continue
-        if distance == 1 and nodes_R[source] != nodes_R[rank]:
-            continue
-        amount = min(supply_S[source], demand)
-        supply_S[source] -= amount
-        taken_S[source] += amount
-        demand -= amount
-    return demand
+def _chain_nodes(nodes_R: IntArray) -> tuple[IntArray, IntArray]:
+    """For each rank the first rank of its node, and the next one, -1 after the last. Shapes: [ranks]."""
+    first_R = np.empty(nodes_R.size, dtype=np.int64)
+    next_R = np.full(nodes_R.size, -1, dtype=np.int64)
+    for rank in range(nodes_R.size):
+        earlier = rank - 1
+        while earlier >= 0 and nodes_R[earlier] != nodes_R[rank]:
+            earlier -= 1
+        if earlier < 0:
+            first_R[rank] = rank
+        else:
+            first_R[rank] = first_R[earlier]
+            next_R[earlier] = rank
+    return first_R, next_R
 
 
 @kernel
-def _home_demand(supply_ES: IntArray, guests_RK: IntArray, tokens_RK: IntArray) -> IntArray:
-    """Tokens that stay with the home of each expert that has guests, 0 for the others. Shape: [experts]."""
-    at_home_E = np.zeros(supply_ES.shape[0], dtype=np.int64)
-    has_guests_E = np.zeros(supply_ES.shape[0], dtype=np.bool_)
-    for rank in range(guests_RK.shape[0]):
-        for slot in range(guests_RK.shape[1]):
-            expert = guests_RK[rank, slot]
-            if expert >= 0:
-                has_guests_E[expert] = True
-                at_home_E[expert] -= tokens_RK[rank, slot]
-    for expert in range(at_home_E.size):
-        if has_guests_E[expert]:
-            for source in range(supply_ES.shape[1]):
-                at_home_E[expert] += supply_ES[expert, source]
-    return at_home_E
+def _serve(source: int, copy: int, copies_CF: IntArray, served: _Served) -> None:
+    """Gives a copy as many tokens of a source as there are and as it still takes."""
+    amount = min(served.supply_S[source], served.left_C[copy])
+    served.supply_S[source] -= amount
+    served.left_C[copy] -= amount
+    if copies_CF[copy, SLOT] >= 0:
+        served.quota_SRK[source, copies_CF[copy, RANK], copies_CF[copy, SLOT]] += amount
 
 
 @kernel
-def _serve_all(
-    supply_ES: IntArray, home_E: IntArray, nodes_R: IntArray, guests_RK: IntArray, tokens_RK: IntArray
-) -> IntArray:
-    """Serves homes and guests, nearest sources first; uses up `supply_ES`. Shape: [ranks, slots, sources]."""
-    num_ranks, num_slots = guests_RK.shape
-    left_RK = tokens_RK.copy()
-    at_home_E = _home_demand(supply_ES, guests_RK, tokens_RK)
-    quota_RKS = np.zeros((num_ranks, num_slots, num_ranks), dtype=np.int64)
-    kept_S = np.zeros(num_ranks, dtype=np.int64)
-    for distance in range(_DISTANCES):
-        for expert in range(home_E.size):
-            at_home_E[expert] = _serve_copy(
-                home_E[expert], at_home_E[expert], distance, nodes_R, supply_ES[expert], kept_S
-            )
-        for rank in range(num_ranks):
-            for slot in range(num_slots):
-                if left_RK[rank, slot] > 0:
-                    expert = guests_RK[rank, slot]
-                    left_RK[rank, slot] = _serve_copy(
-                        rank, left_RK[rank, slot], distance, nodes_R, supply_ES[expert], quota_RKS[rank, slot]
-                    )
-    return quota_RKS
+def _serve_copies(first: int, chains: tuple[IntArray, IntArray], copies_CF: IntArray, served: _Served) -> None:
+    """Serves the copies of one expert, see `split_sources`: own rank, then own node, then the others."""
+    first_R, next_R = chains
+    end = copies_CF[first, END]
+    for copy in range(first, end):
+        _serve(copies_CF[copy, RANK], copy, copies_CF, served)
+    for copy in range(first, end):
+        source = first_R[copies_CF[copy, RANK]]
+        while served.left_C[copy] > 0 and source >= 0:
+            _serve(source, copy, copies_CF, served)
+            source = next_R[source]
+    source = 0
+    for copy in range(first, end):
+        while served.left_C[copy] > 0:
+            _serve(source, copy, copies_CF, served)
+            if served.left_C[copy] > 0:
+                source += 1
+
+
+@kernel
+def choose_sources(counts_RE: IntArray, nodes_R: IntArray, copies_CF: IntArray, tokens_RK: IntArray) -> IntArray:
+    """Does what `split_sources` does for copies that are listed already. Shape: [source ranks, ranks, slots]."""
+    num_ranks = nodes_R.size
+    chains = _chain_nodes(nodes_R)
+    served = _Served(
+        np.empty(num_ranks, dtype=np.int64),
+        np.empty(copies_CF.shape[0], dtype=np.int64),
+        np.zeros((num_ranks, *tokens_RK.shape), dtype=np.int64),
+    )
+    first = 0
+    while first < copies_CF.shape[0]:
+        home_tokens = 0
+        for source in range(num_ranks):
+            served.supply_S[source] = counts_RE[source, copies_CF[first, EXPERT]]
+            home_tokens += served.supply_S[source]
+        for copy in range(first + 1, copies_CF[first, END]):
+            served.left_C[copy] = tokens_RK[copies_CF[copy, RANK], copies_CF[copy, SLOT]]
+            home_tokens -= served.left_C[copy]
+        served.left_C[first] = home_tokens
+        _serve_copies(first, chains, copies_CF, served)
+        first = copies_CF[first, END]
+    return served.quota_SRK
 
 
 def split_sources(problem: LayerProblem, guests_RK: IntArray, tokens_RK: IntArray) -> IntArray:
@@ -90,6 +114,5 @@ def split_sources(problem: LayerProblem, guests_RK: IntArray, tokens_RK: IntArra
     Returns:
         Tokens of each source rank that go to each guest slot. Shape: [source ranks, ranks, slots].
     """
-    supply_ES = np.array(problem.counts_RE.T, order="C")
-    quota_RKS = _serve_all(supply_ES, problem.home_E, problem.topology.nodes_R, guests_RK, tokens_RK)
-    return np.ascontiguousarray(quota_RKS.transpose(2, 0, 1))
+    copies_CF = list_copies(problem.home_E, problem.topology.nodes_R, guests_RK)
+    return choose_sources(problem.counts_RE, problem.topology.nodes_R, copies_CF, tokens_RK)
