@@ -29,9 +29,13 @@ PUBLIC_NAMES = {
         "SessionSpec",
     },
     "taot_planning": {
+        "Considered",
         "ALGORITHMS",
+        "Explanation",
+        "Gate",
         "EMPTY_SLOT",
         "LayerPlan",
+        "LayerRates",
         "LayerProblem",
         "Level",
         "PlanStats",
@@ -45,10 +49,12 @@ PUBLIC_NAMES = {
         "node_topology",
         "plan_from_guests",
         "plan_layer",
+        "plan_layers",
         "rank_loads",
         "two_level_topology",
         "warm_up",
     },
+    "taot_torch": {"plan_layers"},
 }
 """What users may rely on. A change here is a change of the product: it belongs in CHANGELOG.md."""
 

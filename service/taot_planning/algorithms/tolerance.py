@@ -11,6 +11,7 @@ import numpy as np
 from taot_planning.algorithms import static
 from taot_planning.algorithms.guest_search import search_guests
 from taot_planning.algorithms.guest_state import MeasuredLoads, measure_loads, start_state
+from taot_planning.algorithms.guest_trades import trade_guests
 from taot_planning.algorithms.robust_guests import place_for_recent
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.assignment import assign_tokens
@@ -37,11 +38,14 @@ class _Budget:
     rescue_rounds: int
     """Further rounds while some rank is above its capacity."""
 
+    has_trades: bool
+    """Whether guests are traded for cheaper ones afterwards."""
+
 
 BUDGETS: Mapping[Effort, _Budget] = MappingProxyType(
     {
-        "fast": _Budget(rounds=28, most_rounds=56, rescue_rounds=200),
-        "balanced": _Budget(rounds=400, most_rounds=1600, rescue_rounds=500),
+        "fast": _Budget(rounds=28, most_rounds=56, rescue_rounds=200, has_trades=False),
+        "balanced": _Budget(rounds=250, most_rounds=1600, rescue_rounds=500, has_trades=True),
     }
 )
 
@@ -74,6 +78,11 @@ def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> Layer
     best = plan_from_guests(problem, guests_RK)
     considered.append(Considered(name=f"search, {options.effort}", plan=best))
     if missing == 0:
+        # Trades are worth what lies between ranks. Where guests are resident or passed on, they may be worth less.
+        has_prices = problem.resident_RK is not None or problem.topology.has_relay
+        if budget.has_trades and not has_prices:
+            best = plan_from_guests(problem, _trade(best, problem, loads, target))
+            considered.append(Considered(name="search, then trades", plan=best))
         return _explain(best, considered=considered)
     best = _most_balanced(problem, loads, target, budget, considered)
     return _explain(best, Gate.OUT_OF_REACH, considered=considered)
@@ -123,6 +132,20 @@ def _search(problem: LayerProblem, loads: MeasuredLoads, pace: int, budget: _Bud
     rounds = min(budget.rounds * max(problem.num_ranks, 32) // 32, budget.most_rounds)
     guests_RK[ranks_C], missing = search_guests(state, rounds, budget.rescue_rounds)
     return guests_RK, missing
+
+
+def _trade(plan: LayerPlan, problem: LayerProblem, loads: MeasuredLoads, pace: int) -> IntArray:
+    """Cheaper guests that reach the pace too, see `guest_trades`. Shape: [ranks, slots]."""
+    topology = problem.topology
+    return trade_guests(
+        problem.home_E,
+        loads.tokens_E,
+        plan.guests_RK,
+        read_only(plan.tokens_RK),
+        read_only(capacities_at(pace, topology)),
+        topology.cost_milli_RR,
+        topology.slots_R,
+    )
 
 
 def _most_balanced(
