@@ -17,7 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from taot_planning import LayerPlan, LayerProblem, PlanningOptions, plan_layer, warm_up
-from taot_planning.options import EFFORTS
+from taot_planning.options import SEARCH_EFFORTS
 from taot_torch import plan_layers
 
 NUM_RANKS, NUM_EXPERTS = 32, 128
@@ -61,7 +61,7 @@ def main(num_layers: int) -> None:
     table = Table(title=f"Planning {num_layers} layers, R = {NUM_RANKS}, E = {NUM_EXPERTS}", title_justify="left")
     for heading in ("effort", "planner", "best", "median", "a layer", "cost"):
         table.add_column(heading, justify="left" if heading in ("effort", "planner") else "right", no_wrap=True)
-    for effort in EFFORTS:
+    for effort in SEARCH_EFFORTS:
         for name, (seconds, plans) in measure(make_planners(problems, PlanningOptions(effort=effort))).items():
             costs = [plan.stats(problem).weighted_cost for plan, problem in zip(plans, problems, strict=True)]
             table.add_row(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,8 @@ from rich.console import Console
 from rich.table import Table
 
 from taot_planning import LayerProblem, PlanningOptions, contiguous_homes, plan_layer, two_level_topology, warm_up
-from taot_planning.options import PPM, Effort
+from taot_planning.options import PPM, SEARCH_EFFORTS, Effort
 
-EFFORTS: tuple[Effort, ...] = ("fast", "balanced")
 REPEATS = 9
 
 
@@ -40,33 +40,41 @@ def make_problem(counts_RE: np.ndarray, case: dict[str, Any]) -> LayerProblem:
     )
 
 
-def measure(problem: LayerProblem, options: PlanningOptions) -> tuple[float, float, float]:
-    """Weighted cost, tokens above the tolerance on the fullest rank, and seconds."""
+def measure(problem: LayerProblem, options: PlanningOptions) -> tuple[float, float, float, bool]:
+    """Weighted cost, tokens above the tolerance on the fullest rank, seconds, and whether the plan is proven."""
+    started = time.perf_counter()
     plan = plan_layer(problem, options=options)
-    seconds = float(time_calls([lambda: plan_layer(problem, options=options)], REPEATS).min())
+    seconds = time.perf_counter() - started
+    if options.effort != "exact":
+        seconds = float(time_calls([lambda: plan_layer(problem, options=options)], REPEATS).min())
     loads_R = plan.loads_R(problem)
     above = loads_R.max() - loads_R.sum() * (1 + options.tolerance_ppm / PPM) / problem.num_ranks
-    return plan.stats(problem).weighted_cost, float(above), seconds
+    return plan.stats(problem).weighted_cost, float(above), seconds, plan.explanation.is_optimal
 
 
-def measure_effort(problems: list[LayerProblem], cases: list[dict[str, Any]], effort: Effort) -> list[dict[str, Any]]:
+def measure_effort(
+    problems: list[LayerProblem], cases: list[dict[str, Any]], effort: Effort, *, exact_seconds: float
+) -> list[dict[str, Any]]:
     """One row per number of ranks, and one for all; a plan within one token of the tolerance has reached it."""
-    groups: dict[str, list[tuple[float, float, float, float]]] = {}
+    groups: dict[str, list[tuple[float, float, float, bool, float]]] = {}
     for problem, case in zip(problems, cases, strict=True):
         if case["best_cost"] is None:
             continue
-        options = PlanningOptions(tolerance_ppm=round(case["tolerance"] * PPM), effort=effort)
+        tolerance_ppm = round(case["tolerance"] * PPM)
+        options = PlanningOptions(tolerance_ppm=tolerance_ppm, effort=effort, exact_seconds=exact_seconds)
         figures = (*measure(problem, options), case["best_cost"])
         for group in (str(problem.num_ranks), "all"):
             groups.setdefault(group, []).append(figures)
     rows = []
     for group in sorted(groups, key=lambda name: (len(name), name)):
-        costs, above, seconds, best = np.array(groups[group]).T
+        costs, above, seconds, proven, best = np.array(groups[group]).T
         rows.append(
             {
                 **{"effort": effort, "ranks": group, "cases": int(costs.size)},
                 "reached": float((above <= 1).mean()),
                 "cost_ratio": float(costs.sum() / best.sum()),
+                "not_dearer": int(((costs <= best) & (above <= 1)).sum()),
+                "proven": int(proven.sum()),
                 "median_seconds": float(np.median(seconds)),
                 "slowest_seconds": float(seconds.max()),
             }
@@ -77,11 +85,12 @@ def measure_effort(problems: list[LayerProblem], cases: list[dict[str, Any]], ef
 def print_table(console: Console, rows: list[dict[str, Any]]) -> None:
     """One line per effort and number of ranks."""
     table = Table(title="taot against the best known plans", title_justify="left")
-    for heading in ("effort", "R", "cases", "reached", "cost / best", "median", "slowest"):
+    for heading in ("effort", "R", "cases", "reached", "cost / best", "not dearer", "proven", "median", "slowest"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
             *(row["effort"], row["ranks"], str(row["cases"]), f"{row['reached']:.1%}", f"{row['cost_ratio']:.4f}"),
+            *(str(row["not_dearer"]), str(row["proven"])),
             *(f"{row[name] * 1e6:.0f} us" for name in ("median_seconds", "slowest_seconds")),
         )
     console.print(table)
@@ -91,14 +100,20 @@ def main() -> None:
     """Measures, prints, and writes JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("reference", type=Path, help="an .npz file of counts, with its cases beside it as .json")
+    parser.add_argument("--exact", type=float, metavar="SECONDS", help="add the effort exact, with this limit per case")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     arguments = parser.parse_args()
     cases = json.loads(arguments.reference.with_suffix(".json").read_text())
     with np.load(arguments.reference) as archive:
         problems = [make_problem(archive[case["name"]], case) for case in cases]
     warm_up()
-    rows = [row for effort in EFFORTS for row in measure_effort(problems, cases, effort)]
-    print_table(Console(), rows)
+    efforts = SEARCH_EFFORTS if arguments.exact is None else (*SEARCH_EFFORTS, "exact")
+    rows = [
+        row
+        for effort in efforts
+        for row in measure_effort(problems, cases, effort, exact_seconds=arguments.exact or 1.0)
+    ]
+    print_table(Console(width=max(Console().width, 100)), rows)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
 

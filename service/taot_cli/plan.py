@@ -63,8 +63,13 @@ TopologyFile = Annotated[
 ]
 AlgorithmName = Annotated[str, typer.Option(help=f"One of {', '.join(sorted(ALGORITHMS))}.")]
 EffortName = Annotated[
-    str, typer.Option(help="fast or balanced: how hard taot searches for a cheaper plan. The others ignore it.")
+    str,
+    typer.Option(
+        help="fast, balanced or exact: how hard taot searches for a cheaper plan. The others ignore it."
+        " exact needs scipy and proves how much cheaper a plan could be."
+    ),
 ]
+TimeLimit = Annotated[float, typer.Option(help="Seconds for one layer with the effort exact.")]
 ObjectiveName = Annotated[
     str,
     typer.Option(
@@ -98,6 +103,7 @@ def plan(  # noqa: PLR0913 - the command line's options are this function's para
     homes: HomesFile = None,
     algorithm: AlgorithmName = "taot",
     effort: EffortName = "balanced",
+    time_limit: TimeLimit = 30.0,
     objective: ObjectiveName = "tolerance",
     tolerance: Tolerance = 0.015,
     mu: Mu = 0.002,
@@ -119,6 +125,7 @@ def plan(  # noqa: PLR0913 - the command line's options are this function's para
             min_imbalance_ppm=parts_per_million("min-imbalance", min_imbalance),
             min_tokens_per_guest=min_tokens,
             effort=cast("Effort", effort),
+            exact_seconds=time_limit,
         )
         topology_of = _topology_source(topology, ranks_per_node=ranks_per_node, slots=slots, inter_cost=inter_cost)
         rates = _rates(token_ns, expert_bytes)

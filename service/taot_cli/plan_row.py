@@ -44,6 +44,7 @@ def plan_row(planned: PlannedLayer) -> Row:
         "imbalance_after": stats.imbalance_after,
         "tolerance_reached": _reaches_tolerance(planned),
         "objective": {"name": options.objective, "value": objective_value(planned.plan, problem, options)},
+        **_proof(planned),
         "intra_guests": stats.intra_guests,
         "inter_guests": stats.inter_guests,
         "weighted_cost": stats.weighted_cost,
@@ -56,6 +57,15 @@ def plan_row(planned: PlannedLayer) -> Row:
         },
         "guests": _guests(planned.plan),
     }
+
+
+def _proof(planned: PlannedLayer) -> Row:
+    """Whether the plan is proven to be the best, and by how much of its objective it could be better at most."""
+    bound = planned.plan.explanation.lower_bound
+    if bound is None:
+        return {"optimal": None, "gap": None}
+    value = objective_value(planned.plan, planned.problem, planned.options)
+    return {"optimal": planned.plan.explanation.is_optimal, "gap": (value - bound) / value if value else 0.0}
 
 
 def _reaches_tolerance(planned: PlannedLayer) -> bool:

@@ -15,8 +15,9 @@ def plan_table(rows: Sequence[Row]) -> Table:
     has_times = any(row["predicted_seconds"] is not None for row in rows)
     table = Table(title="Imbalance and guests", box=box.SIMPLE_HEAD, collapse_padding=True, pad_edge=False)
     table.add_column("name", no_wrap=True)
+    has_gaps = any(row["gap"] is not None for row in rows)
     headings = ("layer", "before", "after", "within", "in node", "across", "cost")
-    for heading in (*headings, *(("gain",) if has_times else ()), "time"):
+    for heading in (*headings, *(("gap",) if has_gaps else ()), *(("gain",) if has_times else ()), "time"):
         table.add_column(heading, justify="right")
     for row in rows:
         table.add_row(
@@ -28,6 +29,7 @@ def plan_table(rows: Sequence[Row]) -> Table:
             str(row["intra_guests"]),
             str(row["inter_guests"]),
             f"{row['weighted_cost']:g}",
+            *(("" if row["gap"] is None else f"{row['gap']:.1%}",) if has_gaps else ()),
             *((_microseconds(_gain(row)),) if has_times else ()),
             _microseconds(row["planning_seconds"]),
         )

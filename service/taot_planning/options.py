@@ -8,14 +8,21 @@ from typing import Literal, TypeAlias, get_args
 PPM = 1_000_000
 """Parts per million in one: ratios that ranks compute with are integers."""
 
-Effort: TypeAlias = Literal["fast", "balanced"]
+Effort: TypeAlias = Literal["fast", "balanced", "exact"]
 """How hard to search.
 
 fast: for ranks that plan for themselves in a training step.
 balanced: ahead of it, in the service.
+exact: offline, by a mixed-integer program that also proves how much cheaper a plan could be; needs scipy.
 """
 
 EFFORTS: tuple[Effort, ...] = get_args(Effort)
+
+SEARCH_EFFORTS: tuple[Effort, ...] = ("fast", "balanced")
+"""Efforts that search for some rounds, and give the same plan on every machine."""
+
+MAX_EXACT_SECONDS = 86_400.0
+"""The effort `exact` may take a day at most."""
 
 Objective: TypeAlias = Literal["tolerance", "mu", "step_time"]
 """What `taot` looks for.
@@ -53,7 +60,12 @@ class PlanningOptions:
     Heeded where `LayerProblem.recent_tokens_NE` is given: 0 trusts the mean, 400 leaves next to nothing to chance."""
 
     effort: Effort = "balanced"
-    """How hard to search for a cheaper plan. Counted in rounds, never in time: the answer stays the same."""
+    """How hard to search for a cheaper plan. But for `exact` it is counted in rounds, never in time: the answer stays
+    the same."""
+
+    exact_seconds: float = 30.0
+    """Time limit of the effort `exact` for one layer; past it the best plan so far is returned with its proven gap.
+    Above 0, at most a day."""
 
     def __post_init__(self) -> None:
         for name in ("tolerance_ppm", "min_imbalance_ppm"):
@@ -68,5 +80,7 @@ class PlanningOptions:
             raise ValueError(f"stretch_percent must be between 0 and 10000, got {self.stretch_percent}")
         if self.effort not in EFFORTS:
             raise ValueError(f"unknown effort {self.effort!r}: choose one of {', '.join(EFFORTS)}")
+        if not 0 < self.exact_seconds <= MAX_EXACT_SECONDS:
+            raise ValueError(f"exact_seconds must be above 0 and at most a day, got {self.exact_seconds}")
         if self.objective not in OBJECTIVES:
             raise ValueError(f"unknown objective {self.objective!r}: choose one of {', '.join(OBJECTIVES)}")

@@ -16,7 +16,7 @@ from taot_planning import PlanningOptions, plan_layer
 KEYS = {
     "name", "layer", "algorithm", "imbalance_before", "imbalance_after", "tolerance_reached", "intra_guests",
     "inter_guests", "weighted_cost", "planning_seconds", "guests", "objective", "predicted_seconds",
-    "predicted_seconds_before", "explanation",
+    "predicted_seconds_before", "explanation", "optimal", "gap",
 }  # fmt: skip
 
 
@@ -66,6 +66,7 @@ def test_the_json_form_holds_one_plan_per_layer(counts_file: Path, tmp_path: Pat
         assert row["objective"] == {"name": "tolerance", "value": stats.weighted_cost}
         assert (row["predicted_seconds_before"], row["predicted_seconds"]) == (None, None)
         assert row["weighted_cost"] == stats.weighted_cost == stats.intra_guests + 3 * stats.inter_guests
+        assert row["optimal"] is row["gap"] is None
         assert 0 < row["planning_seconds"] < 10
         guests = [
             [int(expert), rank, int(expected.tokens_RK[rank, slot])]
@@ -88,6 +89,21 @@ def test_guests_in_the_json_form_explain_the_imbalance_after(counts_file: Path, 
             load_R[rank] += tokens
             load_R[expert // 4] -= tokens
         assert row["imbalance_after"] == pytest.approx(load_R.max() / load_R.mean() - 1)
+
+
+def test_the_exact_effort_proves_its_gap(tmp_path: Path) -> None:
+    counts = save(tmp_path / "counts.npz", small=skewed_counts(3, num_ranks=4, num_experts=8))
+    out = tmp_path / "plans.json"
+    arguments = (counts, "--ranks-per-node", 2, "--effort", "exact", "--time-limit", 5)
+    assert run(*arguments, "--json", out).exit_code == 0
+    (row,) = json.loads(out.read_text())["plans"]
+    assert row["guests"]
+    assert row["optimal"] is True
+    assert row["gap"] == 0
+    result = run(*arguments)
+    header = next(line for line in result.output.splitlines() if "before" in line)
+    assert "gap" in header.split()
+    assert "gap" not in run(counts).output
 
 
 def test_static_moves_nothing_and_misses_the_tolerance(counts_file: Path, tmp_path: Path) -> None:
@@ -158,7 +174,8 @@ def test_arrays_that_are_not_counts_are_refused_in_one_line(tmp_path: Path, arra
     ("arguments", "message"),
     [
         (["--algorithm", "magic"], "unknown algorithm 'magic': choose one of echo, eplb, eplb-global, llep"),
-        (["--effort", "heroic"], "unknown effort 'heroic': choose one of fast, balanced"),
+        (["--effort", "heroic"], "unknown effort 'heroic': choose one of fast, balanced, exact"),
+        (["--time-limit", "0"], "exact_seconds must be above 0"),
         (["--tolerance", "-0.1"], "tolerance must be between 0 and 100"),
         (["--tolerance", "nan"], "tolerance must be between 0 and 100"),
         (["--inter-cost", "0.5"], "transfer costs must not fall"),

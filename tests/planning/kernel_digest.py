@@ -10,7 +10,7 @@ from made_up_routing import random_guests, random_problem, skewed_counts, two_le
 
 from taot_planning import ALGORITHMS, LayerProblem, PlanningOptions, plan_from_guests, plan_layer
 from taot_planning.guest_moves import list_moves
-from taot_planning.options import EFFORTS
+from taot_planning.options import SEARCH_EFFORTS
 
 
 def problems() -> list[LayerProblem]:
@@ -37,7 +37,7 @@ def main() -> None:
     hasher = hashlib.sha256()
     for problem in problems():
         plans = [plan_layer(problem, algorithm=algorithm) for algorithm in sorted(ALGORITHMS)]
-        for effort in EFFORTS:
+        for effort in SEARCH_EFFORTS:
             plans += [
                 plan_layer(problem, options=PlanningOptions(effort=effort, tolerance_ppm=tolerance_ppm))
                 for tolerance_ppm in (0, 100_000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.abc
 import sys
 from fractions import Fraction
 
@@ -11,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made_up_routing import random_problem, skewed_counts, two_level_problem
+from no_scipy import hide_scipy
 from scipy.optimize import LinearConstraint, milp
 
 from taot_planning import (
@@ -263,19 +263,8 @@ def test_lplb_fills_every_slot_with_different_experts(algorithm: str, num_ranks:
     assert np.unique(plan.guests_RK).size == 2 * num_ranks
 
 
-class NoScipy(importlib.abc.MetaPathFinder):
-    """Makes scipy look as if it were not installed."""
-
-    def find_spec(self, fullname: str, path: object = None, target: object = None) -> None:
-        """Refuses scipy and leaves the rest to others."""
-        if fullname.split(".", maxsplit=1)[0] == "scipy":
-            raise ModuleNotFoundError(f"No module named {fullname!r}")
-
-
 def test_without_scipy_lplb_names_the_extra_and_the_rest_works(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "scipy"]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setattr(sys, "meta_path", [NoScipy(), *sys.meta_path])
+    hide_scipy(monkeypatch)
     warmed = []
 
     def plan_and_note(problem: LayerProblem, *, algorithm: str) -> LayerPlan:

@@ -12,7 +12,7 @@ from scipy.sparse.csgraph import minimum_spanning_tree
 
 from taot_planning import LayerProblem, PlanningOptions, check_plan, plan_from_guests, plan_layer
 from taot_planning.guest_moves import list_moves
-from taot_planning.options import EFFORTS, Effort
+from taot_planning.options import SEARCH_EFFORTS, Effort
 
 
 def with_relay(problem: LayerProblem) -> LayerProblem:
@@ -58,7 +58,7 @@ def test_resident_guests_are_free_and_pass_the_expert_on() -> None:
     assert (moves.cost_milli, moves.rank_G.tolist(), moves.source_G.tolist()) == (1000, [2], [3])
 
 
-@pytest.mark.parametrize("effort", EFFORTS)
+@pytest.mark.parametrize("effort", SEARCH_EFFORTS)
 @pytest.mark.parametrize("seed", range(5))
 def test_the_same_counts_again_move_nothing(effort: Effort, seed: int) -> None:
     problem = two_level_problem(skewed_counts(seed, num_ranks=16, num_experts=64), ranks_per_node=8)
@@ -87,7 +87,7 @@ def test_a_small_change_of_the_counts_moves_few_guests() -> None:
     assert moved <= 0.5 * placed
 
 
-@pytest.mark.parametrize("effort", EFFORTS)
+@pytest.mark.parametrize("effort", SEARCH_EFFORTS)
 def test_relays_make_plans_cheaper_and_keep_what_they_promise(effort: Effort) -> None:
     """One rank of a node is so hot that both ranks of another node have to take guests of it."""
     cheaper = 0

@@ -18,7 +18,7 @@ from taot_planning import (
     plan_layer,
     rank_loads,
 )
-from taot_planning.options import EFFORTS, PPM, Effort
+from taot_planning.options import PPM, SEARCH_EFFORTS, Effort
 
 
 def allowed_load(problem: LayerProblem, tolerance_ppm: int) -> int:
@@ -95,32 +95,43 @@ def small_problems() -> list[LayerProblem]:
     return problems
 
 
-@pytest.mark.parametrize(("only_hot_to_cold", "factor"), [(True, 1.01), (False, 1.12)])
-def test_plans_cost_hardly_more_than_the_exact_optimum(only_hot_to_cold: bool, factor: float) -> None:
+@pytest.mark.parametrize(
+    ("effort", "only_hot_to_cold", "factor"), [("fast", True, 1.01), ("fast", False, 1.12), ("balanced", False, 1.08)]
+)
+def test_plans_cost_hardly_more_than_the_exact_optimum(effort: Effort, only_hot_to_cold: bool, factor: float) -> None:
     """At a tolerance of 10 %; a placement that reaches it can never cost less than the optimum.
 
-    Where costs differ wildly it pays to let hot ranks take guests too, which `taot` does not try.
+    `fast` lets hot ranks give and cold ranks take, and no others, so it has an optimum of its own.
     """
-    optimum, reached = 0.0, 0
-    ours: dict[Effort, float] = dict.fromkeys(EFFORTS, 0.0)
+    optimum, ours, reached = 0.0, 0.0, 0
     for problem in small_problems():
         cap = allowed_load(problem, 100_000)
         best = least_cost(problem, cap, only_hot_to_cold=only_hot_to_cold)
-        for effort in EFFORTS:
-            plan = plan_layer(problem, options=PlanningOptions(tolerance_ppm=100_000, effort=effort))
-            check_plan(plan, problem)
-            assert (plan.loads_R(problem).max() <= cap) == (best is not None)
-            if best is not None:
-                cost = plan.stats(problem).weighted_cost
-                assert cost >= best - 1e-6
-                ours[effort] += cost
-        reached += best is not None
-        optimum += best or 0.0
+        plan = plan_layer(problem, options=PlanningOptions(tolerance_ppm=100_000, effort=effort))
+        check_plan(plan, problem)
+        assert (plan.loads_R(problem).max() <= cap) == (best is not None)
+        if best is not None:
+            cost = plan.stats(problem).weighted_cost
+            assert cost >= best - 1e-6
+            ours, optimum, reached = ours + cost, optimum + best, reached + 1
     assert reached >= 12
-    assert max(ours.values()) <= factor * optimum
+    assert ours <= factor * optimum
 
 
-@pytest.mark.parametrize("effort", EFFORTS)
+def test_a_hot_rank_collects_for_another_so_that_one_guest_leaves_the_node() -> None:
+    """Ranks 0 and 1 are hot, 2 of another node is cold: 1 within and 3 across, not 3 + 3."""
+    counts_RE = np.zeros((4, 4), dtype=np.int64)
+    counts_RE[0] = 110, 110, 80, 100
+    problem = two_level_problem(counts_RE, ranks_per_node=2, slots=2)
+    options = PlanningOptions(tolerance_ppm=0)
+    collected = plan_layer(problem, options=options)
+    check_plan(collected, problem)
+    stats = collected.stats(problem)
+    assert stats.imbalance_after == 0
+    assert stats.weighted_cost == least_cost(problem, 100) == 4
+
+
+@pytest.mark.parametrize("effort", SEARCH_EFFORTS)
 @pytest.mark.parametrize(("num_ranks", "num_experts"), [(16, 16), (24, 72), (64, 512), (48, 50)])
 def test_the_tolerance_is_reached_where_slots_are_plenty(effort: Effort, num_ranks: int, num_experts: int) -> None:
     for seed in range(3):
@@ -132,7 +143,7 @@ def test_the_tolerance_is_reached_where_slots_are_plenty(effort: Effort, num_ran
             assert plan.loads_R(problem).max() <= allowed_load(problem, tolerance_ppm)
 
 
-@pytest.mark.parametrize("effort", EFFORTS)
+@pytest.mark.parametrize("effort", SEARCH_EFFORTS)
 def test_a_tolerance_out_of_reach_gives_a_balanced_plan_all_the_same(effort: Effort) -> None:
     """One slot a rank and one expert with half of all tokens: its copies bring the load close to the mean."""
     counts_RE = np.full((8, 16), 100)
@@ -180,22 +191,22 @@ def test_counts_at_the_limit_do_not_overflow() -> None:
     counts_RE = np.zeros((16, 32), dtype=np.int64)
     counts_RE[:, ::3] = 2**31 - 1
     problem = two_level_problem(counts_RE, ranks_per_node=8, slots=4)
-    for effort in EFFORTS:
+    for effort in SEARCH_EFFORTS:
         plan = plan_layer(problem, options=PlanningOptions(effort=effort))
         check_plan(plan, problem)
         assert plan.loads_R(problem).max() <= allowed_load(problem, 15_000)
 
 
 def test_more_effort_never_costs_more_in_sum() -> None:
-    costs: dict[Effort, float] = dict.fromkeys(EFFORTS, 0.0)
+    costs: dict[Effort, float] = dict.fromkeys(SEARCH_EFFORTS, 0.0)
     for seed in range(10):
         counts_RE = skewed_counts(seed, num_ranks=32, num_experts=128, concentration=2.0)
         problem = two_level_problem(counts_RE, ranks_per_node=8)
-        for effort in EFFORTS:
+        for effort in SEARCH_EFFORTS:
             costs[effort] += plan_layer(problem, options=PlanningOptions(effort=effort)).stats(problem).weighted_cost
     assert costs["balanced"] < costs["fast"]
 
 
 def test_an_unknown_effort_is_refused() -> None:
-    with pytest.raises(ValueError, match="unknown effort 'exact': choose one of fast, balanced"):
-        PlanningOptions(effort="exact")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="unknown effort 'heroic': choose one of fast, balanced, exact"):
+        PlanningOptions(effort="heroic")  # type: ignore[arg-type]

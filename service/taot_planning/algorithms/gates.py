@@ -43,7 +43,8 @@ def _instead(chosen: LayerPlan, plan: LayerPlan, gate: Gate) -> LayerPlan:
     """`chosen` in place of `plan`, with the way to it."""
     before = plan.explanation
     considered = (*before.considered, Considered(name=f"before the gate {gate.value}", plan=plan))
-    return replace(chosen, explanation=replace(before, gates=(*before.gates, gate), considered=considered))
+    explanation = replace(before, gates=(*before.gates, gate), considered=considered, is_optimal=False)
+    return replace(chosen, explanation=explanation)
 
 
 def _without_small_guests(plan: LayerPlan, problem: LayerProblem, min_tokens: int) -> LayerPlan:

@@ -8,6 +8,7 @@ plan is worse than moving nothing.
 
 from __future__ import annotations
 
+from taot_planning.algorithms.exact_plan import plan_exactly
 from taot_planning.algorithms.gates import pass_gates
 from taot_planning.algorithms.objective import plan_by_objective
 from taot_planning.algorithms.tolerance import plan_for_tolerance
@@ -20,11 +21,13 @@ def plan(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
     """Places guests for `options.objective` and splits the tokens exactly.
 
     Raises:
-        ValueError: if the objective is `step_time` and rates or bandwidths are unknown.
+        ValueError: if the objective is `step_time` and rates or bandwidths are unknown, or the effort is `exact` and
+            scipy is not installed.
     """
-    found = (
-        plan_for_tolerance(problem, options)
-        if options.objective == "tolerance"
-        else plan_by_objective(problem, options)
-    )
+    if options.effort == "exact":
+        found = plan_exactly(problem, options)
+    elif options.objective == "tolerance":
+        found = plan_for_tolerance(problem, options)
+    else:
+        found = plan_by_objective(problem, options)
     return pass_gates(found, problem, options)
