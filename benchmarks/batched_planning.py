@@ -56,7 +56,7 @@ def measure(planners: dict[str, Planner]) -> dict[str, tuple[list[float], list[L
 def main(num_layers: int) -> None:
     """Prints one row per effort and planner."""
     torch.set_num_threads(1)
-    warm_up()
+    warm_up(has_recent=False)
     problems = make_problems(Size(NUM_RANKS, NUM_EXPERTS, num_layers=num_layers, repeats=1, has_others=False))
     table = Table(title=f"Planning {num_layers} layers, R = {NUM_RANKS}, E = {NUM_EXPERTS}", title_justify="left")
     for heading in ("effort", "planner", "best", "median", "a layer", "cost"):

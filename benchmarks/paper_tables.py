@@ -223,7 +223,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=10, help="draws of the counts per setting (default 10)")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     arguments = parser.parse_args()
-    warm_up()
+    warm_up(has_recent=False)
     results = {
         "seeds": arguments.seeds,
         "rows": measure_grid(arguments.seeds),

@@ -160,7 +160,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     arguments = parser.parse_args()
-    warm_up()
+    warm_up(has_recent=False)
     results = {
         "layers": [row for size in SIZES for row in measure_size(size)],
         "model": measure_model(MODEL),

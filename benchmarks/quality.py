@@ -106,7 +106,7 @@ def main() -> None:
     cases = json.loads(arguments.reference.with_suffix(".json").read_text())
     with np.load(arguments.reference) as archive:
         problems = [make_problem(archive[case["name"]], case) for case in cases]
-    warm_up()
+    warm_up(has_recent=False)
     efforts = SEARCH_EFFORTS if arguments.exact is None else (*SEARCH_EFFORTS, "exact")
     rows = [
         row

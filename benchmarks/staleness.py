@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.table import Table
 
+from taot_api.session_spec import DEFAULT_RECENT_REPORTS
 from taot_api.trace_folder import TraceReader
 from taot_planning import PlanningOptions, warm_up
 from taot_planning.options import PPM
@@ -101,7 +102,12 @@ def main() -> None:
     parser.add_argument("trace", type=Path, nargs="?", default=COMMITTED_TRACE, help="a trace folder or an .npz file")
     parser.add_argument("--ranks-per-node", type=int, help="consecutive ranks that share a node (default as recorded)")
     parser.add_argument("--slots", type=int, default=2, help="guest slots per rank (default 2)")
-    parser.add_argument("--recent", type=int, default=0, help="recent micro-batches that ahead plans for (default 0)")
+    parser.add_argument(
+        "--recent",
+        type=int,
+        default=DEFAULT_RECENT_REPORTS,
+        help="recent micro-batches that show ahead how counts stray",
+    )
     parser.add_argument("--tolerance", type=float, default=0.015, help="imbalance to accept (default 0.015)")
     parser.add_argument("--json", type=Path, help="write the figures here as well")
     arguments = parser.parse_args()

@@ -77,7 +77,7 @@ class Agent:
             logger.info("TAOT_DISABLE is set: plain expert parallelism")
             self._agent = PlainAgent(layers)
             return
-        warm_up()
+        warm_up([options.algorithm], has_recent=False)
         token_layout.warm_up()
         self._agent = ActiveAgent(
             layers,

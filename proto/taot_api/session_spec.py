@@ -15,7 +15,7 @@ _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 MAX_EXPERT_SIZE_BYTES = 2**40
 """1 TiB: sums over all guests of a plan stay below 2^63."""
 
-DEFAULT_RECENT_REPORTS = 0
+DEFAULT_RECENT_REPORTS = 4
 """Recent reports that a placement should hold for, where the session does not say."""
 
 MAX_RECENT_REPORTS = 64

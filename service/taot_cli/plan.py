@@ -133,7 +133,7 @@ def plan(  # noqa: PLR0913 - the command line's options are this function's para
         home_E = None if homes is None else read_homes(homes)
         problems = [_problem(layer, home_E, topology_of(layer), rates) for layer in layers]
         _check_times(problems, options)
-        warm_up()
+        warm_up([algorithm], has_recent=False)
         rows = [
             plan_row(_plan(layer, problem, algorithm=algorithm, options=options))
             for layer, problem in zip(layers, problems, strict=True)

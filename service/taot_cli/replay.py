@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from taot_api.session_spec import DEFAULT_RECENT_REPORTS
 from taot_api.trace import TraceHeader
 from taot_api.trace_folder import TraceReader
 from taot_cli.plan import USAGE_ERROR, check_magnitude, parts_per_million
@@ -45,7 +46,8 @@ InterCost = Annotated[
 Tolerance = Annotated[float, typer.Option(help="Imbalance to accept, (max - mean) / mean.")]
 EffortName = Annotated[str, typer.Option(help="fast or balanced: how hard taot searches for a cheaper plan.")]
 NumRecent = Annotated[
-    int, typer.Option("--recent", help="Micro-batches before the last one for which ahead's placements hold as well.")
+    int,
+    typer.Option("--recent", help="Micro-batches before the last one that show ahead how counts stray; 0: not heeded."),
 ]
 Key = Annotated[str | None, typer.Option(help="Which array of an .npz file: [steps, layers, ranks, experts].")]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
@@ -61,7 +63,7 @@ def replay(  # noqa: PLR0913 - the command line's options are this function's pa
     inter_cost: InterCost = None,
     tolerance: Tolerance = 0.015,
     effort: EffortName = "balanced",
-    recent: NumRecent = 0,
+    recent: NumRecent = DEFAULT_RECENT_REPORTS,
     key: Key = None,
     json_path: JsonPath = None,
 ) -> None:
@@ -117,7 +119,7 @@ def _run(
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task("micro-batches", total=recording.num_records)
-        warm_up()
+        warm_up([case.algorithm for case in cases], has_recent=num_recent > 0)
         return replay_recording(
             recording,
             cases,

@@ -120,9 +120,9 @@ class _PlannedGroup:
         if any(case.source != INLINE for case in self._runs):
             for newest, *older in zip(*self._recent, strict=True):
                 problem = newest
-                if older:
-                    recent_NE = np.stack([each.counts_RE.sum(axis=0) for each in older])
-                    problem = replace(newest, recent_tokens_NE=recent_NE)
+                if self._recent.maxlen != 1:
+                    recent_NE = np.array([each.counts_RE.sum(axis=0) for each in older], dtype=np.int64)
+                    problem = replace(newest, recent_tokens_NE=recent_NE.reshape(-1, newest.num_experts))
                 ahead_L.append(placement_of(self._plan(problem), newest))
         for run in self._runs.values():
             run.begin_step(ahead_L)

@@ -40,8 +40,14 @@ class RecentTokens:
         """Tokens of each expert in the reports before this one, newest first.
 
         Returns:
-            One [micro-batches, experts] array per layer, or none when nothing is remembered.
+            One [micro-batches, experts] array per layer, without rows before the second report; no array at all
+            when nothing is to be remembered.
         """
+        if not self._capacity:
+            return ()
         source = (report.step, report.micro_batch)
         older = [entry.tokens_L for entry in self._entries if entry.source < source]
-        return tuple(np.stack(tokens_N) for tokens_N in zip(*older, strict=True))
+        return tuple(
+            np.array([tokens_L[layer] for tokens_L in older], dtype=np.int64).reshape(-1, counts_RE.shape[1])
+            for layer, counts_RE in enumerate(report.counts_L)
+        )

@@ -29,12 +29,12 @@ def test_the_committed_trace_is_replayed_as_a_table_and_as_json(tmp_path: Path) 
     assert result.exit_code == 0, result.output
     document = json.loads(out.read_text())
     assert set(document) == {"trace", "tolerance", "effort", "recent", "cases"}
-    assert (document["tolerance"], document["effort"], document["recent"]) == (0.015, "balanced", 0)
+    assert (document["tolerance"], document["effort"], document["recent"]) == (0.015, "balanced", 4)
     assert document["trace"] == {
         "training_job": "train_moe", "ranks": 4, "nodes": 2, "layers": 4, "micro_batches": 21,
     }  # fmt: skip
     cases = make_cases(algorithms=["static", "taot"], sources=["ahead", "inline"], slots=[1, 2])
-    expected = replay_recording(TraceReader(TRACE), cases)
+    expected = replay_recording(TraceReader(TRACE), cases, num_recent=4)
     assert len(document["cases"]) == len(expected) == 5
     for row, want in zip(document["cases"], expected, strict=True):
         assert set(row) == {

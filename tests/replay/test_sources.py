@@ -126,7 +126,7 @@ def test_recent_micro_batches_reach_the_planner_newest_first(planned: list[Layer
     # A total names its micro-batch.
     steps = Steps(*((step, np.full((4, 8), total)) for step, total in ((0, 1), (1, 2), (1, 3), (2, 4), (2, 5), (3, 6))))
     replay_taot(steps, "ahead", num_recent=2)
-    assert taken() == [(32, None), (3 * 32, [2 * 32, 32]), (5 * 32, [4 * 32, 3 * 32])]
+    assert taken() == [(32, []), (3 * 32, [2 * 32, 32]), (5 * 32, [4 * 32, 3 * 32])]
     replay_taot(steps, "ahead")
     assert taken() == [(32, None), (3 * 32, None), (5 * 32, None)]
     replay_taot(steps, "inline", num_recent=2)

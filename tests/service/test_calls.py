@@ -131,7 +131,7 @@ def test_plan_now_answers_for_the_layers_asked_for_and_keeps_nothing(client):
 
 
 def test_the_same_counts_give_the_same_plan_ahead_and_now(client):
-    spec = make_spec(experts_L=(16, 16))
+    spec = make_spec(experts_L=(16, 16), recent_reports=0)
     session_id, report = client.open(spec), make_report(spec, step=1)
     ahead = client.report_and_wait(session_id, spec, report)
     now = read_plan(client.plan_now(session_id, report).plan, spec)

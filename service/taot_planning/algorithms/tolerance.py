@@ -61,10 +61,10 @@ def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> Layer
     guests are free; where they are enough, nothing moves. If the slots do not suffice for the tolerance, the plan is
     the most balanced that was found.
     """
-    if problem.recent_tokens_NE is not None:
-        return _plan_for_recent(problem, problem.recent_tokens_NE, options)
     loads = measure_loads(problem.counts_RE, problem.home_E)
     target = pace_for(loads.total, options.tolerance_ppm, problem.topology)
+    if problem.recent_tokens_NE is not None:
+        return _plan_for_recent(problem, problem.recent_tokens_NE, options, target)
     if _is_within(loads.load_R, target, problem):
         return _explain(static.plan(problem, options), Gate.WITHIN_TOLERANCE)
     budget = BUDGETS[options.effort]
@@ -88,10 +88,18 @@ def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> Layer
     return _explain(best, Gate.OUT_OF_REACH, considered=considered)
 
 
-def _plan_for_recent(problem: LayerProblem, recent_tokens_NE: IntArray, options: PlanningOptions) -> LayerPlan:
+def _plan_for_recent(
+    problem: LayerProblem, recent_tokens_NE: IntArray, options: PlanningOptions, target: int
+) -> LayerPlan:
+    """Places guests for the micro-batch to come; gates speak of the counts at hand."""
     guests_RK = place_for_recent(problem, recent_tokens_NE, options)
     plan = LayerPlan(guests_RK=guests_RK, quota_SRK=assign_tokens(problem, guests_RK))
-    return _explain(plan, considered=[Considered(name="guests for the micro-batch to come", plan=plan)])
+    considered = [Considered(name="guests for the micro-batch to come", plan=plan)]
+    if not _is_within(plan.loads_R(problem), target, problem):
+        return _explain(plan, Gate.OUT_OF_REACH, considered=considered)
+    if (guests_RK == EMPTY_SLOT).all():
+        return _explain(plan, Gate.WITHIN_TOLERANCE)
+    return _explain(plan, considered=considered)
 
 
 def _explain(plan: LayerPlan, *gates: Gate, considered: list[Considered] | None = None) -> LayerPlan:
