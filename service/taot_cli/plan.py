@@ -58,7 +58,7 @@ TopologyFile = Annotated[
     Path | None,
     typer.Option(
         help="A JSON file with levels, costs, bandwidths, and slots and speeds of the ranks, in place of"
-        " --ranks-per-node, --slots and --inter-cost. README.md shows one."
+        " --ranks-per-node, --slots and --inter-cost. docs/planning.md shows one."
     ),
 ]
 AlgorithmName = Annotated[str, typer.Option(help=f"One of {', '.join(sorted(ALGORITHMS))}.")]

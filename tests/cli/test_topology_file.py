@@ -65,8 +65,8 @@ def test_a_cost_matrix_goes_before_the_costs_of_the_levels(tmp_path: Path) -> No
     assert topology.nodes_R.tolist() == [0, 1, 7]
 
 
-def test_the_file_in_the_readme_can_be_read(tmp_path: Path) -> None:
-    readme = (Path(__file__).parents[2] / "README.md").read_text()
+def test_the_file_in_the_documentation_can_be_read(tmp_path: Path) -> None:
+    readme = (Path(__file__).parents[2] / "docs" / "planning.md").read_text()
     (example,) = re.findall(r"^```json\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)
     topology = read(tmp_path, example)
     assert topology.nodes_R.tolist() == [0, 0, 1, 1]

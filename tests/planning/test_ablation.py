@@ -28,7 +28,7 @@ def problems() -> list[LayerProblem]:
 
 
 def matched_by(problem: LayerProblem, topology_weight: int, hint_weight: int) -> IntArray:
-    """Phase 2 with the two terms of the score written out (PAPER.md, phase 2)."""
+    """Phase 2 with the two terms of the score written out (arXiv 2608.03676, phase 2)."""
     surplus = measure_surplus(problem, tolerance_ppm=0)
     surplus_R, spare_R = surplus.surplus_R / problem.num_ranks, surplus.spare_R / problem.num_ranks
     cost_RR = transport_costs(problem.topology)

@@ -11,10 +11,10 @@ from taot_planning.arrays import FloatArray, IntArray
 from taot_planning.kernel import kernel
 
 MAX_ROUNDS = 300
-"""Rounds after which demand that is left is given up (PAPER.md, phase 3)."""
+"""Rounds after which demand that is left is given up (arXiv 2608.03676, phase 3)."""
 
 PRICE_STEP = 1.0
-"""Rise of a source's price when it gave (PAPER.md, phase 3)."""
+"""Rise of a source's price when it gave (arXiv 2608.03676, phase 3)."""
 
 
 @kernel
@@ -55,7 +55,7 @@ def _collect_bids(
 
 @kernel
 def auction_tokens(counts_SE: IntArray, guests_RK: IntArray, tokens_RK: IntArray, bonus_RS: FloatArray) -> IntArray:
-    """Distributes the tokens that guests are to take over the source ranks (PAPER.md, phase 3).
+    """Distributes the tokens that guests are to take over the source ranks (arXiv 2608.03676, phase 3).
 
     In each round every slot with demand left bids for one source, every source accepts the bidder with the
     largest bonus, and pair by pair the smaller of supply and demand changes hands; a source that gave becomes

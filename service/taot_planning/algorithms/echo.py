@@ -1,4 +1,4 @@
-"""`echo`: spills laid against spares, both from the largest on (Megatron-LM's ECHO; PAPER.md, "The peers").
+"""`echo`: spills laid against spares, both from the largest on (Megatron-LM's ECHO, pull request 2368).
 
 The target is the floor of the mean load. Spills of experts and spares of ranks are sorted in descending order
 and laid side by side; where the stretch of an expert overlaps that of a rank, the rank gets a chunk of the

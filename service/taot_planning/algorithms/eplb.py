@@ -1,4 +1,4 @@
-"""`eplb`: copies for the experts with the largest load per copy (DeepSeek's EPLB; PAPER.md, "The peers").
+"""`eplb`: copies for the experts with the largest load per copy (DeepSeek's EPLB, github.com/deepseek-ai/EPLB).
 
 The method re-places all experts, copies and originals alike, once per interval. Here experts keep their homes and
 only the further copies are placed, as guests: as many as there are slots. An expert's tokens are shared equally

@@ -50,11 +50,12 @@ def _instead(chosen: LayerPlan, plan: LayerPlan, gate: Gate) -> LayerPlan:
 def _without_small_guests(plan: LayerPlan, problem: LayerProblem, min_tokens: int) -> LayerPlan:
     """Takes the smallest guest out until none is below the least; the tokens of each go to the others.
 
-    Guests without any tokens are there for a micro-batch to come, and stay.
+    Guests without any tokens to begin with are there for a micro-batch to come, and stay.
     """
-    kept = plan
+    kept, spare_RK = plan, plan.tokens_RK == 0
     while True:
-        tokens_RK = np.where(kept.tokens_RK == 0, min_tokens, kept.tokens_RK)
+        stays_RK = (kept.tokens_RK == 0) & (spare_RK | (kept.guests_RK == EMPTY_SLOT))
+        tokens_RK = np.where(stays_RK, min_tokens, kept.tokens_RK)
         rank, slot = np.unravel_index(int(tokens_RK.argmin()), tokens_RK.shape)
         if tokens_RK[rank, slot] >= min_tokens:
             break

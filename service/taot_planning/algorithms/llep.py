@@ -1,4 +1,4 @@
-"""`llep`: least-loaded expert parallelism (arXiv 2601.17111; PAPER.md, "The peers").
+"""`llep`: least-loaded expert parallelism (arXiv 2601.17111).
 
 Experts are taken in descending load. The home keeps what fits under a cap beside what is still to come of its
 own; the rest goes, in chunks, to the rank with the least effective load: what it was given plus what is still to

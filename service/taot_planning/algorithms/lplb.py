@@ -1,4 +1,4 @@
-"""`lplb`: a fixed graph of replicas, tokens split by a linear program (DeepSeek's LPLB; PAPER.md, "The peers").
+"""`lplb`: a fixed graph of replicas, tokens split by a linear program (DeepSeek's LPLB, github.com/deepseek-ai/LPLB).
 
 The graph says whose expert each slot holds: cubes within nodes (`lplb`) or a torus over ranks and nodes
 (`lplb-torus`), see `replica_graph`. A rank's largest expert goes along the graph's first step, its second largest

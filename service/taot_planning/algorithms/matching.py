@@ -59,7 +59,7 @@ def match_columns(
     bonus_RR: FloatArray,
     hint_RR: FloatArray,
 ) -> tuple[IntArray, IntArray]:
-    """Matches spilling experts with ranks that have room (PAPER.md, phase 2, "column-first").
+    """Matches spilling experts with ranks that have room (arXiv 2608.03676, phase 2, "column-first").
 
     Each outer round gives a rank at most one guest, in the slot of that round. Within it, ranks propose and
     experts accept until nobody has anything to propose. Ties go to the lowest index. The rules "a pair is

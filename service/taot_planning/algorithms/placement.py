@@ -12,7 +12,7 @@ from taot_planning.layer_problem import LayerProblem
 from taot_planning.topology import INNERMOST_COST_MILLI, Topology
 
 HINT_WEIGHT = 0.1
-"""Weight of the flow against the topology in the score (PAPER.md, phase 2)."""
+"""Weight of the flow against the topology in the score (arXiv 2608.03676, phase 2)."""
 
 SHARE_DIGITS = 9
 """Decimals of the flow's shares that count in the score."""
@@ -32,7 +32,7 @@ def transport_costs(topology: Topology) -> FloatArray:
 def place_guests(
     problem: LayerProblem, *, tolerance_ppm: int, use_topology: bool = True, use_hint: bool = True
 ) -> tuple[IntArray, IntArray]:
-    """Places guests by Sinkhorn flow and column-first matching (PAPER.md, phases 1 and 2).
+    """Places guests by Sinkhorn flow and column-first matching (arXiv 2608.03676, phases 1 and 2).
 
     The score of a match is min(spill, spare) + alpha / W[home, rank] + 0.1 alpha x the share of the home's
     surplus that flows to the rank; alpha is the mean load of an expert.

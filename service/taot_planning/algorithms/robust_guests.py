@@ -57,6 +57,8 @@ def place_for_recent(problem: LayerProblem, recent_tokens_NE: IntArray, options:
     Returns:
         The expert in each guest slot, -1 where empty. Shape: [ranks, slots].
     """
+    if problem.topology.max_slots == 0:
+        return np.empty((problem.num_ranks, 0), dtype=np.int64)
     scenarios_JE = make_scenarios(problem.counts_RE, recent_tokens_NE, stretch_percent=options.stretch_percent)
     topology, cap_R = problem.topology, _scaled_capacities(problem, options.tolerance_ppm)
     state, best = (

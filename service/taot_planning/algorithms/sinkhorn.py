@@ -11,10 +11,10 @@ from taot_planning.arrays import FloatArray
 from taot_planning.kernel import kernel
 
 ITERATIONS = 50
-"""Fixed (PAPER.md, phase 1)."""
+"""Fixed (arXiv 2608.03676, phase 1)."""
 
 DENOMINATOR_FLOOR = 1e-8
-"""Keeps the scalings finite (PAPER.md, phase 1)."""
+"""Keeps the scalings finite (arXiv 2608.03676, phase 1)."""
 
 _TAYLOR_TERMS = 14
 """At |x| <= 1/4 the first term left out is below 1e-20."""
@@ -69,7 +69,7 @@ def _total(values_R: FloatArray) -> float:
 
 @kernel
 def sinkhorn_flow(surplus_R: FloatArray, spare_R: FloatArray, cost_RR: FloatArray) -> FloatArray:
-    """How the surplus would flow to the spare ranks (PAPER.md, phase 1; Sinkhorn and Knopp).
+    """How the surplus would flow to the spare ranks (arXiv 2608.03676, phase 1; Sinkhorn and Knopp).
 
     A hint for the matching, not a plan: it ignores experts, slots and whole tokens. Surplus beyond the spare
     is scaled down first.

@@ -37,7 +37,7 @@ class Surplus:
 def measure_surplus(problem: LayerProblem, *, tolerance_ppm: int) -> Surplus:
     """Measures surplus, spare and spill against (1 + tolerance) times the mean load.
 
-    On a hot rank small experts stay home whole and the largest carry the surplus (PAPER.md, phase 2). The
+    On a hot rank small experts stay home whole and the largest carry the surplus (arXiv 2608.03676, phase 2). The
     published method has no tolerance, which is `tolerance_ppm` 0.
 
     Args:

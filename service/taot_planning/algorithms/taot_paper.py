@@ -27,7 +27,7 @@ are on the guest's rank already are the cheapest of all, but every other source 
 
 
 def plan(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
-    """Plans by Sinkhorn flow, column-first matching and token auction (PAPER.md, "The three phases").
+    """Plans by Sinkhorn flow, column-first matching and token auction (arXiv 2608.03676).
 
     The method has no tolerance, so `options.tolerance_ppm` is not used; nor does it compare its plan with
     moving nothing. Guests that get no whole token are left out.
