@@ -46,7 +46,7 @@ bench: $(STAMP)  ## Time the planner, reproduce the paper's tables, compare plan
 	$(BIN)/python benchmarks/planning_time.py --json $(RESULTS)/planning_time.json
 	$(BIN)/python benchmarks/paper_tables.py --json $(RESULTS)/paper_tables.json
 	$(BIN)/python benchmarks/staleness.py $(TRACE) $(if $(RANKS_PER_NODE),--ranks-per-node $(RANKS_PER_NODE)) --json $(RESULTS)/staleness.json
-	$(if $(wildcard benchmarks/assignment.py),$(BIN)/python benchmarks/assignment.py --json $(RESULTS)/assignment.json)
+	$(BIN)/python benchmarks/assignment.py --json $(RESULTS)/assignment.json
 	$(if $(REFERENCE),$(BIN)/python benchmarks/quality.py $(REFERENCE) --json $(RESULTS)/quality.json)
 
 clean:  ## Remove .venv and caches

@@ -9,6 +9,7 @@ from taot_api.contract_error import ContractError, Reason
 from taot_planning import ALGORITHMS, PlanningOptions, Topology
 from taot_planning.arrays import IntArray, frozen_ints
 from taot_planning.layer_problem import MAX_TOKEN_PICOSECONDS, LayerRates, check_homes
+from taot_planning.options import SEARCH_EFFORTS
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -20,9 +21,6 @@ DEFAULT_RECENT_REPORTS = 4
 
 MAX_RECENT_REPORTS = 64
 """Recent reports that a session may ask for: their counts are kept."""
-
-SERVED_EFFORTS = ("fast", "balanced")
-"""Efforts that the service plans with: `exact` may take minutes a layer."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -136,9 +134,9 @@ class SessionSpec:
         if not 0 <= self.effective_recent_reports <= MAX_RECENT_REPORTS:
             message = f"must be between 0 and {MAX_RECENT_REPORTS}, got {self.recent_reports}"
             raise ContractError(Reason.INVALID_OPTION, message, field="options.recent_report_count")
-        if self.options.effort not in SERVED_EFFORTS:
+        if self.options.effort not in SEARCH_EFFORTS:
             message = (
-                f"the service does not plan with {self.options.effort!r}: choose one of {', '.join(SERVED_EFFORTS)}"
+                f"the service does not plan with {self.options.effort!r}: choose one of {', '.join(SEARCH_EFFORTS)}"
             )
             raise ContractError(Reason.INVALID_OPTION, message, field="options.effort")
         if self.options.objective == "step_time":

@@ -199,7 +199,7 @@ def _topology_source(
         return two_level_topology(
             num_ranks=layer.counts_RE.shape[0],
             ranks_per_node=DEFAULT_RANKS_PER_NODE if ranks_per_node is None else ranks_per_node,
-            slots=DEFAULT_SLOTS if slots is None else slots,
+            slots=min(DEFAULT_SLOTS, layer.counts_RE.shape[1]) if slots is None else slots,
             inter_cost=DEFAULT_INTER_COST if inter_cost is None else inter_cost,
         )
 

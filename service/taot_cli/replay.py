@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, Any
 
 import typer
 from rich import box
@@ -19,7 +19,7 @@ from taot_api.trace import TraceHeader
 from taot_api.trace_folder import TraceReader
 from taot_cli.plan import USAGE_ERROR, check_magnitude, parts_per_million
 from taot_planning import PlanningOptions, warm_up
-from taot_planning.options import Effort
+from taot_planning.options import SEARCH_EFFORTS
 from taot_replay import Recording, ReplayCase, ReplayFigures, make_cases, read_array_file, with_nodes
 from taot_replay import replay as replay_recording
 
@@ -49,6 +49,10 @@ NumRecent = Annotated[
     int,
     typer.Option("--recent", help="Micro-batches before the last one that show ahead how counts stray; 0: not heeded."),
 ]
+Stretch = Annotated[
+    int,
+    typer.Option(help="How far ahead lets the next micro-batch stray, in percent of how far recent ones did."),
+]
 Key = Annotated[str | None, typer.Option(help="Which array of an .npz file: [steps, layers, ranks, experts].")]
 JsonPath = Annotated[Path | None, typer.Option("--json", help="Also write the result to this file.")]
 
@@ -64,14 +68,19 @@ def replay(  # noqa: PLR0913 - the command line's options are this function's pa
     tolerance: Tolerance = 0.015,
     effort: EffortName = "balanced",
     recent: NumRecent = DEFAULT_RECENT_REPORTS,
+    stretch: Stretch = PlanningOptions.stretch_percent,
     key: Key = None,
     json_path: JsonPath = None,
 ) -> None:
     """Replay recorded routing and show what guests would have gained and cost."""
     try:
         cases = make_cases(algorithms=_names(algorithms), sources=_names(source), slots=_numbers(slots))
+        if effort not in SEARCH_EFFORTS:
+            raise ValueError(f"unknown effort {effort!r}: choose one of {', '.join(SEARCH_EFFORTS)}")
         options = PlanningOptions(
-            tolerance_ppm=parts_per_million("tolerance", tolerance), effort=cast("Effort", effort)
+            tolerance_ppm=parts_per_million("tolerance", tolerance),
+            effort=effort,
+            stretch_percent=stretch,
         )
         check_magnitude("--ranks-per-node", ranks_per_node)
         recording = _open(trace, key=key, ranks_per_node=ranks_per_node)

@@ -28,15 +28,13 @@ from taot_planning.topology import (
     INNERMOST_COST_MILLI,
     MAX_BANDWIDTH,
     MAX_COST_MILLI,
+    MAX_TOKEN_CAP,
     NORMAL_SPEED_MILLI,
     SPEED_LIMITS_MILLI,
 )
 
 DEFAULT_SLOTS = 2
 MAX_SLOTS = 2**31 - 1
-
-MAX_TOKENS = 2**62
-"""Stands for a rank without a token cap: no rank can have as many."""
 
 GIGA = 10**9
 """Bytes in a gigabyte."""
@@ -46,6 +44,15 @@ _LEVEL_KEYS = ("name", "cost", "bandwidth_gb_per_second")
 _RANK_KEYS = ("domains", "slots", "speed", "token_cap")
 
 
+def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """A JSON object whose keys are all different."""
+    keys = [key for key, _ in pairs]
+    repeated = next((key for key in keys if keys.count(key) > 1), None)
+    if repeated is not None:
+        raise ValueError(f"the key {repeated!r} is there twice")
+    return dict(pairs)
+
+
 def read_topology(path: Path) -> Topology:
     """Reads a topology.
 
@@ -53,7 +60,7 @@ def read_topology(path: Path) -> Topology:
         ValueError: naming the file, and the key, rank or cell that is wrong.
     """
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = json.loads(path.read_text(encoding="utf-8"), object_pairs_hook=_without_repeats)
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
@@ -159,9 +166,9 @@ def _token_caps(ranks: list[dict[str, Any]]) -> IntArray | None:
     if all(entry.get("token_cap") is None for entry in ranks):
         return None
     caps = [
-        MAX_TOKENS
+        MAX_TOKEN_CAP
         if entry.get("token_cap") is None
-        else _whole(entry["token_cap"], f"ranks[{rank}].token_cap", most=MAX_TOKENS)
+        else _whole(entry["token_cap"], f"ranks[{rank}].token_cap", most=MAX_TOKEN_CAP)
         for rank, entry in enumerate(ranks)
     ]
     return np.array(caps, dtype=np.int64)

@@ -25,6 +25,19 @@ def capacities_at(pace: int, topology: Topology) -> IntArray:
     return capacity_R if topology.token_cap_R is None else np.minimum(capacity_R, topology.token_cap_R)
 
 
+def is_within(loads_R: IntArray, pace: int, topology: Topology) -> bool:
+    """Whether ranks with these loads have ended at a pace, all within their token caps."""
+    return bool((loads_R <= capacities_at(pace, topology)).all())
+
+
+def strain(loads_R: IntArray, topology: Topology) -> tuple[int, int]:
+    """Tokens above token caps, and the pace: what token assignment makes small, in this order."""
+    above = 0
+    if topology.token_cap_R is not None:
+        above = int(np.maximum(loads_R - topology.token_cap_R, 0).sum())
+    return above, pace_of(loads_R, topology)
+
+
 def pace_of(loads_R: IntArray, topology: Topology) -> int:
     """The smallest pace at which ranks with these loads have ended, whatever their token caps."""
     if topology.speed_milli_R is None:

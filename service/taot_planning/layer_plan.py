@@ -105,8 +105,7 @@ def check_guests(guests_RK: IntArray, *, home_E: IntArray, slots_R: IntArray) ->
     """Checks that a placement can be carried out at all; planner and agent both call this.
 
     Raises:
-        ValueError: naming the rank and the rule that is broken: known experts only, in the rank's own slots,
-        no
+        ValueError: naming the rank and the rule that is broken: known experts only, in the rank's own slots, no
             expert twice on a rank, no guest on its own home.
     """
     shape = [slots_R.size, int(slots_R.max(initial=0))]

@@ -64,8 +64,8 @@ class PlanningOptions:
     the same."""
 
     exact_seconds: float = 30.0
-    """Time limit of the effort `exact` for one layer; past it the best plan so far is returned with its proven gap.
-    Above 0, at most a day."""
+    """Time for the solver in the effort `exact`, for one layer; past it the best plan so far is returned with its
+    proven gap. Above 0, at most a day."""
 
     def __post_init__(self) -> None:
         for name in ("tolerance_ppm", "min_imbalance_ppm"):

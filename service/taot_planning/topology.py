@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -222,8 +221,8 @@ def node_topology(node_R: IntArray, *, slots: int, inter_cost: float) -> Topolog
     Raises:
         ValueError: if a number is out of range.
     """
-    if not math.isfinite(inter_cost):
-        raise ValueError(f"inter_cost must be a number, got {inter_cost}")
+    if not 1 <= inter_cost <= MAX_COST_MILLI / 1000:
+        raise ValueError(f"inter_cost must be between 1, the cost within a node, and 2^31 / 1000, got {inter_cost:g}")
     return Topology(
         levels=(
             Level(name="node", transfer_cost_milli=INNERMOST_COST_MILLI),

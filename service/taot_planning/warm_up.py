@@ -33,4 +33,4 @@ def warm_up(algorithms: Iterable[str] = tuple(ALGORITHMS), *, has_recent: bool =
     for algorithm in sorted(set(algorithms) - NEEDS_SCIPY):
         plan_from_guests(problem, plan_layer(problem, algorithm=algorithm).guests_RK).stats(problem)
     if has_recent and "taot" in algorithms:
-        plan_layer(replace(problem, recent_tokens_NE=np.array([[2, 2, 2, 2]])))
+        plan_layer(replace(problem, recent_tokens_NE=np.array([[2, 2, 2, 2]])), algorithm="taot")

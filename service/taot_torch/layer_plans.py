@@ -124,7 +124,8 @@ def _all_ranks(guests_CK: IntArray, problem: LayerProblem, search: LayerSearch) 
     """The guests of all ranks, without padding. Shape: [ranks, slots]."""
     num_slots = problem.topology.max_slots
     guests_RK = np.full((problem.num_ranks, num_slots), EMPTY_SLOT, dtype=np.int64)
-    guests_RK[search.ranks_C] = guests_CK[: search.ranks_C.size, :num_slots]
+    width = min(num_slots, guests_CK.shape[1])
+    guests_RK[search.ranks_C, :width] = guests_CK[: search.ranks_C.size, :width]
     return guests_RK
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from taot_planning import EMPTY_SLOT, LayerProblem, PlanningOptions, imbalance, rank_loads
 from taot_planning.arrays import IntArray
+from taot_planning.capacity import pace_for
 from taot_planning.options import PPM
 
 EXACT_PRODUCTS = 2**51
@@ -54,7 +55,7 @@ def make_search(problem: LayerProblem, options: PlanningOptions) -> LayerSearch 
     if not _is_plain(problem, options):
         return None
     load_R, topology = rank_loads(problem.counts_RE, problem.home_E), problem.topology
-    cap = -(-int(load_R.sum()) * (PPM + options.tolerance_ppm) // (PPM * problem.num_ranks))
+    cap = pace_for(int(load_R.sum()), options.tolerance_ppm, topology)
     ranks_H = np.flatnonzero(load_R > cap)
     ranks_C = np.flatnonzero((load_R < cap) & (topology.slots_R > 0))
     wanted = options.min_imbalance_ppm == 0 or imbalance(load_R) * PPM > options.min_imbalance_ppm

@@ -76,6 +76,7 @@ def planning_options(draw):
         mu_ppm=draw(st.integers(0, 100_000_000)),
         min_imbalance_ppm=draw(st.integers(0, 100_000_000)),
         min_tokens_per_guest=draw(st.integers(0, 2**31 - 1)),
+        stretch_percent=draw(st.integers(0, 10_000)),
         effort=draw(st.sampled_from(["fast", "balanced"])),
     )
 

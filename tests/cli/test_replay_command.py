@@ -98,10 +98,12 @@ def test_sources_effort_and_recent_micro_batches_reach_the_replay(tmp_path: Path
         (["--key", "a", "--source", "none"], "unknown source 'none'"),
         (["--key", "a", "--tolerance", "-1"], "tolerance must be between 0 and 100"),
         (["--key", "a", "--effort", "heroic"], "unknown effort 'heroic'"),
+        (["--key", "a", "--effort", "exact"], "unknown effort 'exact': choose one of fast, balanced"),
+        (["--key", "a", "--stretch", "-1"], "stretch_percent must be between 0"),
         (["--key", "a", "--recent", "-1"], "recent must be between 0 and 64, got -1"),
         (["--key", "a", "--ranks-per-node", str(10**30)], "--ranks-per-node must be below 2^31"),
         (["--key", "a", "--ranks-per-node", "0"], "ranks_per_node must be >= 1"),
-        (["--key", "a", "--inter-cost", "0"], "transfer costs must not fall"),
+        (["--key", "a", "--inter-cost", "0"], "inter_cost must be between 1"),
     ],
 )
 def test_wrong_input_is_refused_in_one_line(arrays: Path, arguments: list[str], message: str) -> None:

@@ -155,3 +155,8 @@ def test_bytes_that_are_not_text_are_refused(tmp_path: Path) -> None:
         read_topology(path)
     with pytest.raises(ValueError, match="cannot read"):
         read_topology(tmp_path)
+
+
+def test_a_key_that_is_there_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="the key 'slots' is there twice"):
+        read(tmp_path, '{"cost_matrix": [[0, 1], [1, 0]], "slots": 1, "slots": 5}')

@@ -10,12 +10,21 @@ from made_up_routing import skewed_counts, two_level_problem
 from no_scipy import hide_scipy
 from placement_oracle import copies_of, cost_of, fits, fits_with_least, least_cost, placements, sums
 
-from taot_planning import LayerProblem, Level, PlanningOptions, Topology, check_plan, plan_layer
+from taot_planning import (
+    LayerProblem,
+    Level,
+    PlanningOptions,
+    Topology,
+    check_plan,
+    plan_from_guests,
+    plan_layer,
+)
 from taot_planning.algorithms.exact_guests import ExactAnswer, solve_exactly
 from taot_planning.algorithms.exact_program import Goal, build_program, solve_program
+from taot_planning.algorithms.objective import objective_value
 from taot_planning.capacity import capacities_at, pace_for
 from taot_planning.layer_plan import check_guests
-from taot_planning.options import PPM
+from taot_planning.options import PPM, Objective
 
 OPTIONS = PlanningOptions(effort="exact", tolerance_ppm=60_000, exact_seconds=20.0)
 
@@ -220,3 +229,37 @@ def test_without_scipy_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_time_limit_out_of_range_is_refused(seconds: float) -> None:
     with pytest.raises(ValueError, match="exact_seconds must be above 0 and at most a day"):
         PlanningOptions(exact_seconds=seconds)
+
+
+def test_a_limit_too_short_for_anything_returns_the_plan_of_the_search() -> None:
+    problem = two_level_problem(skewed_counts(0, num_ranks=16, num_experts=64), slots=1)
+    options = replace(OPTIONS, tolerance_ppm=0, exact_seconds=1e-9)
+    plan = plan_layer(problem, options=options)
+    check_plan(plan, problem)
+    searched = plan_layer(problem, options=replace(options, effort="balanced"))
+    assert plan.loads_R(problem).max() <= searched.loads_R(problem).max()
+    assert not plan.explanation.is_optimal
+
+
+@pytest.mark.parametrize("objective", ["tolerance", "mu"])
+def test_small_guests_of_the_search_do_not_win_over_the_programs_valid_plan(objective: Objective) -> None:
+    """Both have to pass the gates first; a bound is never above what the plan is worth."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        problem = two_level_problem(rng.lognormal(3, 1.2, size=(3, 6)).astype(int), ranks_per_node=2)
+        options = replace(OPTIONS, objective=objective, mu_ppm=10_000, min_tokens_per_guest=60, exact_seconds=3.0)
+        plan = plan_layer(problem, options=options)
+        balanced = plan_layer(problem, options=replace(options, effort="balanced"))
+        program = plan_from_guests(problem, solve_exactly(problem, options, start=None).guests_RK)
+        worth = objective_value(plan, problem, options)
+        if plan.explanation.lower_bound is not None:
+            assert plan.explanation.lower_bound <= worth + 1e-9
+        others = [balanced]
+        if program.tokens_RK[program.guests_RK >= 0].min(initial=60) >= 60:
+            others.append(program)
+        for other in others:
+            if objective == "mu":
+                assert worth <= objective_value(other, problem, options) + 1e-9
+            else:
+                reach = [int(each.loads_R(problem).max()) for each in (plan, other)]
+                assert reach[0] <= max(reach[1], allowed(problem)[0])

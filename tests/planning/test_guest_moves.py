@@ -10,7 +10,15 @@ import pytest
 from made_up_routing import random_guests, random_problem, skewed_counts, two_level_problem
 from scipy.sparse.csgraph import minimum_spanning_tree
 
-from taot_planning import LayerProblem, PlanningOptions, check_plan, plan_from_guests, plan_layer
+from taot_planning import (
+    LayerProblem,
+    Level,
+    PlanningOptions,
+    Topology,
+    check_plan,
+    plan_from_guests,
+    plan_layer,
+)
 from taot_planning.guest_moves import list_moves
 from taot_planning.options import SEARCH_EFFORTS, Effort
 
@@ -71,6 +79,17 @@ def test_the_same_counts_again_move_nothing(effort: Effort, seed: int) -> None:
     assert stats.imbalance_after == first.stats(problem).imbalance_after
 
 
+@pytest.mark.parametrize("effort", SEARCH_EFFORTS)
+def test_resident_guests_that_suffice_stay_though_the_search_would_not_have_found_them(effort: Effort) -> None:
+    """Rank 0 gives to rank 1, which is hot itself and gives to rank 2."""
+    counts_RE = np.zeros((4, 4), dtype=np.int64)
+    counts_RE[0] = 110, 110, 80, 100
+    resident_RK = np.array([[-1, -1], [0, -1], [1, -1], [-1, -1]])
+    problem = with_residents(two_level_problem(counts_RE, ranks_per_node=2), resident_RK)
+    plan = plan_layer(problem, options=PlanningOptions(tolerance_ppm=0, effort=effort))
+    np.testing.assert_array_equal(plan.guests_RK, resident_RK)
+
+
 def test_a_small_change_of_the_counts_moves_few_guests() -> None:
     """Slots and tolerance as in training; without residents every guest would move again."""
     moved, placed = 0.0, 0.0
@@ -106,12 +125,63 @@ def test_relays_make_plans_cheaper_and_keep_what_they_promise(effort: Effort) ->
 
 
 def test_residents_that_cannot_stay_are_not_kept() -> None:
-    """More residents than slots, one twice, and one at home there: the plan still holds."""
-    problem = two_level_problem(skewed_counts(3, num_ranks=4, num_experts=8), slots=1)
-    resident_RK = np.array([[0, 7, 7, 6]] * 4)
-    for counts_RE in (problem.counts_RE, np.roll(problem.counts_RE, 4, axis=1)):
-        asked = replace(problem, counts_RE=counts_RE, resident_RK=resident_RK)
-        check_plan(plan_layer(asked), asked)
+    """Beside those that suffice: one twice, one at home there, and more than there are slots."""
+    for seed in range(4):
+        problem = two_level_problem(skewed_counts(seed, num_ranks=4, num_experts=8), slots=3)
+        enough_RK = plan_layer(problem).guests_RK
+        for column_R in (enough_RK[:, :1], np.arange(4)[:, None] * 2):
+            asked = with_residents(problem, np.concatenate([column_R, enough_RK, column_R], axis=1))
+            plan = plan_layer(asked)
+            check_plan(plan, asked)
+            assert plan.stats(asked).weighted_cost == 0
+
+
+def test_a_free_guest_is_preferred_where_others_have_to_move() -> None:
+    """Both cold ranks could take either surplus; one of them has an expert of rank 0 already."""
+    counts_RE = np.zeros((4, 4), dtype=np.int64)
+    counts_RE[0] = 120, 80, 80, 120
+    resident_RK = np.array([[-1], [-1], [0], [-1]])
+    problem = with_residents(two_level_problem(counts_RE, slots=1), resident_RK)
+    for effort in SEARCH_EFFORTS:
+        plan = plan_layer(problem, options=PlanningOptions(tolerance_ppm=0, effort=effort))
+        assert plan.stats(problem).weighted_cost == 1
+        assert plan.guests_RK.tolist() == [[-1], [3], [0], [-1]]
+
+
+def test_a_resident_guest_is_passed_on_where_that_is_cheaper_than_from_home() -> None:
+    """From home within the rack it is 2; from the resident guest beside the other cold rank it is 1."""
+    names = (("node", 1000), ("rack", 2000), ("cluster", 6000))
+    topology = Topology(
+        levels=tuple(Level(name=name, transfer_cost_milli=cost) for name, cost in names),
+        domains_RV=[[0, 0, 0], [1, 0, 0], [2, 1, 0], [2, 1, 0]],
+        slots_R=[0, 1, 1, 1],
+        has_relay=True,
+    )
+    counts_RE = np.zeros((4, 4), dtype=np.int64)
+    counts_RE[0] = 130, 70, 75, 95
+    problem = LayerProblem(
+        counts_RE=counts_RE, home_E=np.arange(4), topology=topology, resident_RK=[[-1], [-1], [-1], [0]]
+    )
+    for effort in SEARCH_EFFORTS:
+        plan = plan_layer(problem, options=PlanningOptions(tolerance_ppm=90_000, effort=effort))
+        assert plan.stats(problem).imbalance_after <= 0.09
+        assert plan.guests_RK[2].tolist() == [0]
+        assert plan.stats(problem).weighted_cost == 1
+
+
+def test_trades_never_give_up_a_free_guest() -> None:
+    """Whatever was considered and reaches the tolerance costs no less than the plan."""
+    for seed in range(30):
+        counts_RE = skewed_counts(seed, num_ranks=8, num_experts=24, concentration=1.0)
+        problem = two_level_problem(counts_RE, slots=3)
+        problem = with_residents(problem, random_guests(seed, problem)[:, :1])
+        plan = plan_layer(problem, options=PlanningOptions(tolerance_ppm=50_000))
+        reached = [
+            each.plan.stats(problem).weighted_cost
+            for each in plan.explanation.considered
+            if each.plan.stats(problem).imbalance_after <= 0.05
+        ]
+        assert not reached or plan.stats(problem).weighted_cost == min(reached)
 
 
 def test_unknown_residents_are_refused() -> None:

@@ -20,8 +20,9 @@ from taot_planning import (
     plan_layer,
     rank_loads,
 )
-from taot_planning.algorithms.objective import objective_value
+from taot_planning.algorithms.objective import _tolerances, objective_value
 from taot_planning.layer_plan import plan_from_guests
+from taot_planning.options import SEARCH_EFFORTS
 
 GIGABYTE = 10**9
 
@@ -202,14 +203,46 @@ def test_a_tolerance_out_of_reach_is_told_with_what_was_tried() -> None:
 
 
 def test_no_plan_is_dominated_by_no_guests() -> None:
-    """The hottest rank holds one expert that nobody has room for: no guest can help."""
-    counts_RE = np.zeros((4, 4), dtype=np.int64)
-    counts_RE[:, 0], counts_RE[0, 1:] = 100, 0
-    problem = two_level_problem(counts_RE, slots=0)
-    plan = plan_layer(problem)
-    assert num_guests(plan) == 0
-    assert plan.stats(problem).imbalance_after == plan.stats(problem).imbalance_before
-    assert plan.explanation.gates == (Gate.OUT_OF_REACH,)
+    """Two ranks are equally hot and there is one slot: relieving one of them does not help the last to end."""
+    counts_RE = np.array([[50, 50, 0], [50, 50, 0], [0, 0, 0]])
+    base = two_level_problem(counts_RE)
+    problem = replace(base, topology=replace(base.topology, slots_R=[0, 0, 1]))
+    for effort in SEARCH_EFFORTS:
+        plan = plan_layer(problem, options=PlanningOptions(effort=effort))
+        assert num_guests(plan) == 0
+        assert plan.explanation.gates == (Gate.OUT_OF_REACH, Gate.DOMINATED)
+        assert num_guests(plan.explanation.considered[-1].plan) == 1
+
+
+def test_ranks_above_their_token_caps_are_relieved_though_the_last_rank_ends_no_earlier() -> None:
+    base = two_level_problem(np.array([[150, 0], [0, 148]]), ranks_per_node=2, slots=1)
+    problem = replace(base, topology=replace(base.topology, token_cap_R=[100, 2**62]))
+    for options in (PlanningOptions(), PlanningOptions(min_imbalance_ppm=50_000)):
+        plan = plan_layer(problem, options=options)
+        assert plan.loads_R(problem).tolist() == [100, 198]
+        assert Gate.DOMINATED not in plan.explanation.gates
+
+
+def test_a_mu_plan_whose_small_guests_are_left_out_is_still_no_worse_than_none() -> None:
+    dominated = 0
+    for seed in range(300, 365):
+        rng = np.random.default_rng(seed)
+        counts_RE = rng.lognormal(3, 1.2, size=(4, 12)).astype(int)
+        problem = two_level_problem(counts_RE, ranks_per_node=2)
+        options = PlanningOptions(objective="mu", mu_ppm=50_000, effort="fast", min_tokens_per_guest=48)
+        plan = plan_layer(problem, options=options)
+        nothing = plan_layer(problem, algorithm="static")
+        assert objective_value(plan, problem, options) <= objective_value(nothing, problem, options)
+        dominated += Gate.DOMINATED in plan.explanation.gates
+    assert dominated > 0
+
+
+def test_tolerances_that_are_tried_differ() -> None:
+    for before_ppm in (0, 1, 900_000, 400 * 10**6):
+        tried = _tolerances(before_ppm)
+        assert tried == sorted(set(tried))
+        assert tried[0] == 0
+        assert tried[-1] <= 100 * 10**6
 
 
 def test_a_flat_topology_gives_a_plan_that_no_topology_would_change() -> None:

@@ -224,3 +224,20 @@ def test_the_largest_counts_do_not_overflow() -> None:
     _, small_RK = place(small_NRE)
     _, large_RK = place(small_NRE * factor)
     np.testing.assert_array_equal(small_RK, large_RK)
+
+
+def test_a_rank_without_a_limit_among_capped_ones_has_none() -> None:
+    counts_RE = np.full((4, 8), 50)
+    counts_RE[:, 0] = 400
+    base = two_level_topology(num_ranks=4, ranks_per_node=2, slots=1, inter_cost=3)
+    plain = replace(make_problem(counts_RE, base), recent_tokens_NE=counts_RE.sum(axis=0)[None])
+    capped = replace(plain, topology=replace(base, token_cap_R=[2**62, 2**62, 2**62, 10**6]))
+    np.testing.assert_array_equal(plan_layer(capped).guests_RK, plan_layer(plain).guests_RK)
+    assert (plan_layer(plain).guests_RK != EMPTY_SLOT).any()
+
+
+def test_without_slots_there_are_no_guests() -> None:
+    counts_NRE = draw_micro_batches(0)
+    topology = two_level_topology(num_ranks=4, ranks_per_node=2, slots=0, inter_cost=3)
+    _, guests_RK = place(counts_NRE, topology)
+    assert guests_RK.shape == (4, 0)

@@ -177,6 +177,14 @@ def test_products_beyond_the_limit_are_left_to_the_scalar_search() -> None:
     assert make_search(huge_problem(), FAST) is None
 
 
+def test_a_rank_with_more_slots_than_any_cold_one_does_not_matter() -> None:
+    for slots_R in ([3, 2], [2, 1]):
+        base = two_level_problem(np.array([[100, 100, 0, 0]] * 2), ranks_per_node=2)
+        problem = replace(base, topology=replace(base.topology, slots_R=slots_R))
+        options = PlanningOptions(effort="fast")
+        assert_same(plan_layers([problem], options=options, device=CPU), [plan_layer(problem, options=options)])
+
+
 def test_no_layers_give_no_plans() -> None:
     assert plan_layers([], options=BALANCED, device=CPU) == []
 

@@ -17,7 +17,14 @@ from taot_planning.options import Effort
 
 _EFFORTS: Mapping[pb.Effort, Effort] = MappingProxyType({pb.EFFORT_FAST: "fast", pb.EFFORT_BALANCED: "balanced"})
 
-_PLANNING_OPTIONS = ("tolerance_ppm", "mu_ppm", "min_imbalance_ppm", "min_tokens_per_guest", "objective")
+_PLANNING_OPTIONS = (
+    "tolerance_ppm",
+    "mu_ppm",
+    "min_imbalance_ppm",
+    "min_tokens_per_guest",
+    "objective",
+    "stretch_percent",
+)
 """Fields of PlannerOptions that `PlanningOptions` has under the same name."""
 
 

@@ -249,7 +249,7 @@ class Topology(_message.Message):
     def __init__(self, levels: _Optional[_Iterable[_Union[Topology.Level, _Mapping]]] = ..., ranks: _Optional[_Iterable[_Union[Topology.Rank, _Mapping]]] = ..., cost_matrix_milli: _Optional[_Union[Int32Tensor, _Mapping]] = ..., has_relay: bool = ...) -> None: ...
 
 class PlannerOptions(_message.Message):
-    __slots__ = ("algorithm", "tolerance_ppm", "mu_ppm", "min_imbalance_ppm", "min_tokens_per_guest", "effort", "plan_interval", "objective", "recent_report_count")
+    __slots__ = ("algorithm", "tolerance_ppm", "mu_ppm", "min_imbalance_ppm", "min_tokens_per_guest", "effort", "plan_interval", "objective", "recent_report_count", "stretch_percent")
     ALGORITHM_FIELD_NUMBER: _ClassVar[int]
     TOLERANCE_PPM_FIELD_NUMBER: _ClassVar[int]
     MU_PPM_FIELD_NUMBER: _ClassVar[int]
@@ -259,6 +259,7 @@ class PlannerOptions(_message.Message):
     PLAN_INTERVAL_FIELD_NUMBER: _ClassVar[int]
     OBJECTIVE_FIELD_NUMBER: _ClassVar[int]
     RECENT_REPORT_COUNT_FIELD_NUMBER: _ClassVar[int]
+    STRETCH_PERCENT_FIELD_NUMBER: _ClassVar[int]
     algorithm: str
     tolerance_ppm: int
     mu_ppm: int
@@ -268,7 +269,8 @@ class PlannerOptions(_message.Message):
     plan_interval: int
     objective: str
     recent_report_count: int
-    def __init__(self, algorithm: _Optional[str] = ..., tolerance_ppm: _Optional[int] = ..., mu_ppm: _Optional[int] = ..., min_imbalance_ppm: _Optional[int] = ..., min_tokens_per_guest: _Optional[int] = ..., effort: _Optional[_Union[Effort, str]] = ..., plan_interval: _Optional[int] = ..., objective: _Optional[str] = ..., recent_report_count: _Optional[int] = ...) -> None: ...
+    stretch_percent: int
+    def __init__(self, algorithm: _Optional[str] = ..., tolerance_ppm: _Optional[int] = ..., mu_ppm: _Optional[int] = ..., min_imbalance_ppm: _Optional[int] = ..., min_tokens_per_guest: _Optional[int] = ..., effort: _Optional[_Union[Effort, str]] = ..., plan_interval: _Optional[int] = ..., objective: _Optional[str] = ..., recent_report_count: _Optional[int] = ..., stretch_percent: _Optional[int] = ...) -> None: ...
 
 class PlanStats(_message.Message):
     __slots__ = ("imbalance_before", "imbalance_after", "weighted_cost", "transfer_size_bytes", "planning_duration", "predicted_gain")

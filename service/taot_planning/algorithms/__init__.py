@@ -8,6 +8,7 @@ from types import MappingProxyType
 from typing import TypeAlias
 
 from taot_planning.algorithms import echo, eplb, llep, lplb, static, taot, taot_paper
+from taot_planning.capacity import strain
 from taot_planning.explanation import Explanation, Gate
 from taot_planning.layer_plan import LayerPlan
 from taot_planning.layer_problem import LayerProblem
@@ -50,8 +51,9 @@ def plan_layer(problem: LayerProblem, *, algorithm: str = "taot", options: Plann
         raise ValueError(f"unknown algorithm {algorithm!r}: choose one of {', '.join(sorted(ALGORITHMS))}")
     options = options or PlanningOptions()
     if options.min_imbalance_ppm > 0:
-        before = imbalance(rank_loads(problem.counts_RE, problem.home_E), problem.topology.speed_milli_R)
-        if before * PPM <= options.min_imbalance_ppm:
+        loads_R = rank_loads(problem.counts_RE, problem.home_E)
+        before = imbalance(loads_R, problem.topology.speed_milli_R)
+        if before * PPM <= options.min_imbalance_ppm and strain(loads_R, problem.topology)[0] == 0:
             return replace(static.plan(problem, options), explanation=Explanation(gates=(Gate.BALANCED,)))
     return ALGORITHMS[algorithm](problem, options)
 

@@ -52,6 +52,9 @@ RELAXED_SHARE = 0.35
 FULL_SHARE = 0.1
 """Part of the time for all pairs and experts."""
 
+MAX_NEIGHBOURHOODS = 24
+"""Programs for the neighbourhoods of nodes, at most."""
+
 PRECISION = 1e-6
 """Bounds are trusted this far, relative to 1 or to themselves: the tolerance of the solver."""
 
@@ -87,7 +90,9 @@ class _Found:
 
 
 def solve_exactly(problem: LayerProblem, options: PlanningOptions, *, start: IntArray | None) -> ExactAnswer:
-    """Looks for the best guests for `options.objective`, for at most `options.exact_seconds` and a little.
+    """Looks for the best guests for `options.objective`, for about `options.exact_seconds`.
+
+    That is the solver's share. Writing the programs down, and choosing experts for what was found, comes on top.
 
     With the objective `tolerance` where that is out of reach: the smallest pace (the time of the last rank, rounded up
     to whole tokens), and then the least cost at that pace.
@@ -129,7 +134,8 @@ def _most_balanced(
     unit = perfect_pace(problem)
     goal = _free_goal(problem, options, cost_weight=0.0)
     found = _minimise(problem, goal, start_RK, seconds)
-    assert found.guests_RK is not None, "without guests every pace is possible"
+    if found.guests_RK is None:  # not even the start was judged in time
+        return ExactAnswer(guests_RK=start_RK, lower_bound=0.0, is_optimal=False)
     pace = math.ceil((found.value - PRECISION) * unit)
     is_proven &= math.ceil((found.bound - PRECISION) * unit) == pace
     capacity_R = np.minimum(capacities_at(pace, replace(problem.topology, token_cap_R=None)), goal.capacity_R)
@@ -221,11 +227,14 @@ def _hot_to_cold(problem: LayerProblem, goal: Goal) -> BoolArray:
 
 
 def _neighbourhoods(problem: LayerProblem) -> list[BoolArray]:
-    """All pairs within one node, for each of them, then within two. Shape of each: [experts, ranks]."""
+    """All pairs within one node, for each of them, then within two, as far as time is worth it.
+
+    Shape of each: [experts, ranks].
+    """
     nodes_R = problem.topology.nodes_R
     nodes = np.unique(nodes_R).tolist()
     chosen = [*combinations(nodes, 1), *combinations(nodes, 2)] if len(nodes) > 2 else [*combinations(nodes, 1)]
-    is_in_R = [np.isin(nodes_R, each) for each in chosen]
+    is_in_R = [np.isin(nodes_R, each) for each in chosen[:MAX_NEIGHBOURHOODS]]
     return [each[problem.home_E][:, None] & each[None, :] for each in is_in_R]
 
 

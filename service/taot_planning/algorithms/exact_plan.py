@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from taot_planning.algorithms.exact_guests import solve_exactly
+from taot_planning.algorithms.gates import pass_gates
 from taot_planning.algorithms.objective import objective_value, plan_by_objective
 from taot_planning.algorithms.tolerance import plan_for_tolerance
-from taot_planning.capacity import capacities_at, pace_for, pace_of
+from taot_planning.capacity import is_within, pace_for, pace_of
 from taot_planning.explanation import Considered
 from taot_planning.layer_plan import LayerPlan, plan_from_guests
 from taot_planning.layer_problem import LayerProblem
@@ -17,7 +18,9 @@ from taot_planning.options import PlanningOptions
 def plan_exactly(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
     """Plans as the effort `balanced` does, then looks for the best plan there is, and for a proof.
 
-    The objective `step_time` and placements for recent micro-batches know no program: there is no bound for them.
+    Plans have passed the gates. The objective `step_time` and placements for recent micro-batches know no program:
+    there is no bound for them, and they are those of `balanced`. The bound holds for every way to split the tokens; the
+    plan has the split of `assign_tokens`, which with a least number of tokens per guest may do without some guests.
 
     Raises:
         ValueError: if scipy is not installed.
@@ -27,23 +30,21 @@ def plan_exactly(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
         balanced = plan_for_tolerance(problem, balanced_options)
     else:
         balanced = plan_by_objective(problem, balanced_options)
+    gated = pass_gates(balanced, problem, options)
     if options.objective == "step_time" or (options.objective == "tolerance" and problem.recent_tokens_NE is not None):
-        return balanced
+        return gated
     answer = solve_exactly(problem, options, start=balanced.guests_RK)
-    exact = plan_from_guests(problem, answer.guests_RK)
-    is_better = _worth(exact, problem, options) < _worth(balanced, problem, options)
-    is_as_good = _worth(exact, problem, options) == _worth(balanced, problem, options)
-    before = balanced.explanation
-    return replace(
-        exact if is_better else balanced,
-        explanation=replace(
-            before,
-            gates=() if is_better and _worth(exact, problem, options)[0] == 0 else before.gates,
-            considered=(*before.considered, Considered(name="mixed-integer program", plan=exact)),
-            lower_bound=answer.lower_bound,
-            is_optimal=answer.is_optimal and (is_better or is_as_good),
-        ),
-    )
+    exact = pass_gates(plan_from_guests(problem, answer.guests_RK), problem, options)
+    worth, exact_worth = _worth(gated, problem, options), _worth(exact, problem, options)
+    best, best_worth = (exact, exact_worth) if exact_worth < worth else (gated, worth)
+    considered = (*gated.explanation.considered, Considered(name="mixed-integer program", plan=exact))
+    # Gates may have left a plan that misses the tolerance, for less than any that reaches it would cost.
+    has_bound = not best.explanation.gates or best_worth[0] > 0
+    explanation = replace(best.explanation, considered=considered)
+    if has_bound and answer.lower_bound <= best_worth[1] + 1e-9:
+        is_optimal = answer.is_optimal and exact_worth <= worth
+        explanation = replace(explanation, lower_bound=answer.lower_bound, is_optimal=is_optimal)
+    return replace(best, explanation=explanation)
 
 
 def _worth(plan: LayerPlan, problem: LayerProblem, options: PlanningOptions) -> tuple[int, float]:
@@ -53,5 +54,4 @@ def _worth(plan: LayerPlan, problem: LayerProblem, options: PlanningOptions) -> 
         return 0, value
     loads_R = plan.loads_R(problem)
     target = pace_for(int(loads_R.sum()), options.tolerance_ppm, problem.topology)
-    is_reached = bool((loads_R <= capacities_at(target, problem.topology)).all())
-    return 0 if is_reached else pace_of(loads_R, problem.topology), value
+    return 0 if is_within(loads_R, target, problem.topology) else pace_of(loads_R, problem.topology), value

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 
 from taot_planning.algorithms import static
+from taot_planning.algorithms.objective import objective_value
 from taot_planning.assignment import assign_tokens
-from taot_planning.capacity import pace_of
+from taot_planning.capacity import strain
 from taot_planning.explanation import Considered, Gate
 from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan
 from taot_planning.layer_problem import LayerProblem
@@ -22,8 +23,8 @@ def pass_gates(plan: LayerPlan, problem: LayerProblem, options: PlanningOptions)
         return plan
     if options.min_tokens_per_guest > 1:
         plan = _without_small_guests(plan, problem, options.min_tokens_per_guest)
-    # A plan that reached its tolerance is more balanced than none.
-    if plan.explanation.gates and _is_dominated(plan, problem):
+    # A plan that reached its tolerance is better than none.
+    if (plan.explanation.gates or options.objective != "tolerance") and _is_dominated(plan, problem, options):
         return _instead(static.plan(problem, options), plan, Gate.DOMINATED)
     if problem.rates is not None:
         nothing = static.plan(problem, options)
@@ -33,18 +34,20 @@ def pass_gates(plan: LayerPlan, problem: LayerProblem, options: PlanningOptions)
     return plan
 
 
-def _is_dominated(plan: LayerPlan, problem: LayerProblem) -> bool:
-    """Whether moving nothing is as balanced."""
+def _is_dominated(plan: LayerPlan, problem: LayerProblem, options: PlanningOptions) -> bool:
+    """Whether moving nothing is as balanced, or as good for another objective."""
+    if options.objective != "tolerance":
+        nothing = static.plan(problem, options)
+        return objective_value(plan, problem, options) >= objective_value(nothing, problem, options)
     static_R = rank_loads(problem.counts_RE, problem.home_E)
-    return pace_of(plan.loads_R(problem), problem.topology) >= pace_of(static_R, problem.topology)
+    return strain(plan.loads_R(problem), problem.topology) >= strain(static_R, problem.topology)
 
 
 def _instead(chosen: LayerPlan, plan: LayerPlan, gate: Gate) -> LayerPlan:
     """`chosen` in place of `plan`, with the way to it."""
     before = plan.explanation
     considered = (*before.considered, Considered(name=f"before the gate {gate.value}", plan=plan))
-    explanation = replace(before, gates=(*before.gates, gate), considered=considered, is_optimal=False)
-    return replace(chosen, explanation=explanation)
+    return replace(chosen, explanation=replace(before, gates=(*before.gates, gate), considered=considered))
 
 
 def _without_small_guests(plan: LayerPlan, problem: LayerProblem, min_tokens: int) -> LayerPlan:

@@ -64,8 +64,7 @@ def plan_by_objective(problem: LayerProblem, options: PlanningOptions) -> LayerP
 def _tolerances(before_ppm: int) -> list[int]:
     """Tolerances below an imbalance, ascending."""
     halved = [before_ppm >> halving for halving in range(HALVINGS + 1)]
-    tried = {0, *halved[1:], *(3 * each // 4 for each in halved)}
-    return sorted(min(each, 100 * PPM) for each in tried)
+    return sorted({min(each, 100 * PPM) for each in (0, *halved[1:], *(3 * each // 4 for each in halved))})
 
 
 def _take_out(plan: LayerPlan, problem: LayerProblem, value_of: Callable[[LayerPlan], float]) -> LayerPlan:
@@ -76,6 +75,7 @@ def _take_out(plan: LayerPlan, problem: LayerProblem, value_of: Callable[[LayerP
         guests_RK = plan.guests_RK.copy()
         guests_RK[ranks[index], slots[index]] = EMPTY_SLOT
         without = plan_from_guests(problem, guests_RK)
-        if value_of(without) < value:
-            plan, value = without, value_of(without)
+        value_without = value_of(without)
+        if value_without < value:
+            plan, value = without, value_without
     return plan

@@ -75,8 +75,10 @@ def _scaled_capacities(problem: LayerProblem, tolerance_ppm: int) -> IntArray:
     capacity_R = capacities_at(pace_for(SCALE, tolerance_ppm, topology), replace(topology, token_cap_R=None))
     if topology.token_cap_R is None:
         return read_only(capacity_R)
-    scale = SCALE / max(int(problem.counts_RE.sum()), 1)
-    return read_only(np.minimum(capacity_R, np.floor(topology.token_cap_R * scale).astype(np.int64)))
+    total = max(int(problem.counts_RE.sum()), 1)
+    # No rank has more than all tokens; caps without a limit would overflow.
+    share_R = np.minimum(topology.token_cap_R, total) * (SCALE / total)
+    return read_only(np.minimum(capacity_R, np.floor(share_R).astype(np.int64)))
 
 
 def make_scenarios(counts_RE: IntArray, recent_tokens_NE: IntArray, *, stretch_percent: int) -> IntArray:

@@ -25,9 +25,7 @@ def plan(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
             scipy is not installed.
     """
     if options.effort == "exact":
-        found = plan_exactly(problem, options)
-    elif options.objective == "tolerance":
-        found = plan_for_tolerance(problem, options)
-    else:
-        found = plan_by_objective(problem, options)
+        return plan_exactly(problem, options)
+    is_tolerance = options.objective == "tolerance"
+    found = plan_for_tolerance(problem, options) if is_tolerance else plan_by_objective(problem, options)
     return pass_gates(found, problem, options)

@@ -15,7 +15,7 @@ from taot_planning.algorithms.guest_trades import trade_guests
 from taot_planning.algorithms.robust_guests import place_for_recent
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.assignment import assign_tokens
-from taot_planning.capacity import capacities_at, pace_for, pace_of
+from taot_planning.capacity import capacities_at, is_within, pace_for, strain
 from taot_planning.explanation import Considered, Explanation, Gate
 from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, plan_from_guests
 from taot_planning.layer_problem import LayerProblem
@@ -65,14 +65,14 @@ def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> Layer
     target = pace_for(loads.total, options.tolerance_ppm, problem.topology)
     if problem.recent_tokens_NE is not None:
         return _plan_for_recent(problem, problem.recent_tokens_NE, options, target)
-    if _is_within(loads.load_R, target, problem):
+    if is_within(loads.load_R, target, problem.topology):
         return _explain(static.plan(problem, options), Gate.WITHIN_TOLERANCE)
     budget = BUDGETS[options.effort]
     considered: list[Considered] = []
     if problem.resident_RK is not None:
         kept = plan_from_guests(problem, _resident_guests(problem, problem.resident_RK))
         considered.append(Considered(name="resident guests alone", plan=kept))
-        if _is_within(kept.loads_R(problem), target, problem):
+        if is_within(kept.loads_R(problem), target, problem.topology):
             return _explain(kept, considered=considered)
     guests_RK, missing = _search(problem, loads, target, budget)
     best = plan_from_guests(problem, guests_RK)
@@ -95,7 +95,7 @@ def _plan_for_recent(
     guests_RK = place_for_recent(problem, recent_tokens_NE, options)
     plan = LayerPlan(guests_RK=guests_RK, quota_SRK=assign_tokens(problem, guests_RK))
     considered = [Considered(name="guests for the micro-batch to come", plan=plan)]
-    if not _is_within(plan.loads_R(problem), target, problem):
+    if not is_within(plan.loads_R(problem), target, problem.topology):
         return _explain(plan, Gate.OUT_OF_REACH, considered=considered)
     if (guests_RK == EMPTY_SLOT).all():
         return _explain(plan, Gate.WITHIN_TOLERANCE)
@@ -104,10 +104,6 @@ def _plan_for_recent(
 
 def _explain(plan: LayerPlan, *gates: Gate, considered: list[Considered] | None = None) -> LayerPlan:
     return replace(plan, explanation=Explanation(gates=gates, considered=tuple(considered or ())))
-
-
-def _is_within(loads_R: IntArray, pace: int, problem: LayerProblem) -> bool:
-    return bool((loads_R <= capacities_at(pace, problem.topology)).all())
 
 
 def _resident_guests(problem: LayerProblem, resident_RK: IntArray) -> IntArray:
@@ -161,18 +157,18 @@ def _most_balanced(
 ) -> LayerPlan:
     """Bisects the paces between the target and what was reached; adds what is better to `considered`."""
     best = considered[-1].plan
-    reached = pace_of(best.loads_R(problem), problem.topology)
+    reached = strain(best.loads_R(problem), problem.topology)
     for _ in range(MAX_BISECTIONS):
-        if reached - target <= 1:
+        if reached[1] - target <= 1:
             break
-        middle = (target + reached) // 2
+        middle = (target + reached[1]) // 2
         guests_RK, _ = _search(problem, loads, middle, budget)
         found = plan_from_guests(problem, guests_RK)
-        found_reached = pace_of(found.loads_R(problem), problem.topology)
+        found_reached = strain(found.loads_R(problem), problem.topology)
         is_cheaper = found.stats(problem).weighted_cost < best.stats(problem).weighted_cost
         if found_reached < reached or (found_reached == reached and is_cheaper):
             best, reached = found, found_reached
             considered.append(Considered(name="search for a larger load", plan=best))
-        if found_reached > middle:
+        if found_reached[1] > middle:
             target = middle
     return best
