@@ -40,8 +40,18 @@ def assign_tokens(problem: LayerProblem, guests_RK: IntArray) -> IntArray:
         Tokens of each source rank that go to each guest slot; the rest stays with the expert's home.
         Shape: [source ranks, ranks, slots].
     """
+    return split_tokens(problem, guests_RK)[1]
+
+
+def split_tokens(problem: LayerProblem, guests_RK: IntArray) -> tuple[IntArray, IntArray]:
+    """Does what `assign_tokens` does.
+
+    Returns:
+        Tokens of each guest, and of each source rank that go to it.
+        Shape: [ranks, slots], [source ranks, ranks, slots].
+    """
     counts_RE, nodes_R = problem.counts_RE, problem.topology.nodes_R
     copies_CF = list_copies(problem.home_E, nodes_R, read_only(guests_RK))
     tokens_RK = load_copies(counts_RE, problem.home_E, copies_CF, problem.topology, guests_RK.shape[1])
     tokens_RK = reduce_crossings(counts_RE, nodes_R, copies_CF, tokens_RK)
-    return choose_sources(counts_RE, nodes_R, copies_CF, tokens_RK)
+    return tokens_RK, choose_sources(counts_RE, nodes_R, copies_CF, tokens_RK)

@@ -20,8 +20,9 @@ def kernel(function: _Function) -> _Function:
 
     Where no place for the cache can be written, each process compiles for itself.
 
-    Call a kernel from Python or from kernels of its own file: the disk cache notices changes of one file, not of
-    what it imports. For the same reason clear `__pycache__` after a change here.
+    The disk cache notices changes of the file that a kernel is in, not of what that file imports. So call kernels from
+    Python or from kernels of their own file, and where that would make a file too long (`guest_search`), clear
+    `__pycache__` after a change of the file that is called, as after a change here.
     """
     try:
         compiled = numba.njit(cache=True, nogil=True)(function)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from taot_planning.arrays import MAX_COUNT, IntArray, frozen_ints
-from taot_planning.assignment import assign_tokens
+from taot_planning.assignment import split_tokens
 from taot_planning.explanation import Explanation
 from taot_planning.guest_moves import list_moves
 from taot_planning.layer_problem import LayerProblem
@@ -96,9 +96,8 @@ class LayerPlan:
 
 def plan_from_guests(problem: LayerProblem, guests_RK: IntArray) -> LayerPlan:
     """Splits the tokens over a placement (see `assign_tokens`) and empties the slots that get none."""
-    quota_SRK = assign_tokens(problem, guests_RK)
-    used_RK = quota_SRK.any(axis=0)
-    return LayerPlan(guests_RK=np.where(used_RK, guests_RK, EMPTY_SLOT), quota_SRK=quota_SRK)
+    tokens_RK, quota_SRK = split_tokens(problem, guests_RK)
+    return LayerPlan(guests_RK=np.where(tokens_RK > 0, guests_RK, EMPTY_SLOT), quota_SRK=quota_SRK)
 
 
 def check_guests(guests_RK: IntArray, *, home_E: IntArray, slots_R: IntArray) -> None:

@@ -19,6 +19,9 @@ from taot_planning.options import PlanningOptions
 
 def pass_gates(plan: LayerPlan, problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
     """Leaves small guests out, and all guests where they gain nothing; the explanation says so."""
+    has_questions = plan.explanation.gates or problem.rates is not None or options.objective != "tolerance"
+    if not has_questions and options.min_tokens_per_guest <= 1:
+        return plan
     if not (plan.guests_RK != EMPTY_SLOT).any():
         return plan
     if options.min_tokens_per_guest > 1:

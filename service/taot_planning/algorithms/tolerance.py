@@ -9,8 +9,8 @@ from types import MappingProxyType
 import numpy as np
 
 from taot_planning.algorithms import static
-from taot_planning.algorithms.guest_search import search_guests
-from taot_planning.algorithms.guest_state import MeasuredLoads, measure_loads, start_state
+from taot_planning.algorithms.guest_search import find_guests
+from taot_planning.algorithms.guest_state import MeasuredLoads, measure_loads
 from taot_planning.algorithms.guest_trades import trade_guests
 from taot_planning.algorithms.robust_guests import place_for_recent
 from taot_planning.arrays import IntArray, read_only
@@ -44,7 +44,7 @@ class _Budget:
 
 BUDGETS: Mapping[Effort, _Budget] = MappingProxyType(
     {
-        "fast": _Budget(rounds=28, most_rounds=56, rescue_rounds=200, has_trades=False),
+        "fast": _Budget(rounds=24, most_rounds=56, rescue_rounds=200, has_trades=False),
         "balanced": _Budget(rounds=250, most_rounds=1600, rescue_rounds=500, has_trades=True),
     }
 )
@@ -76,6 +76,8 @@ def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> Layer
             return _explain(kept, considered=considered)
     guests_RK, missing = _search(problem, loads, target, budget)
     best = plan_from_guests(problem, guests_RK)
+    if missing == 0 and not considered and not budget.has_trades:
+        return best  # in the middle of a training step, and there is nothing to tell
     considered.append(Considered(name=f"search, {options.effort}", plan=best))
     if missing == 0:
         # Trades are worth what lies between ranks. Where guests are resident or passed on, they may be worth less.
@@ -120,22 +122,17 @@ def _resident_guests(problem: LayerProblem, resident_RK: IntArray) -> IntArray:
 def _search(problem: LayerProblem, loads: MeasuredLoads, pace: int, budget: _Budget) -> tuple[IntArray, int]:
     """The best guests that the search finds, and the tokens that stay above capacity. Shape: [ranks, slots]."""
     topology = problem.topology
-    resident_RK = _NOBODY if problem.resident_RK is None else problem.resident_RK
-    state, ranks_C = start_state(
+    return find_guests(
         loads.tokens_E,
         problem.home_E,
         loads.load_R - capacities_at(pace, topology),
         topology.cost_milli_RR,
         topology.slots_R,
-        resident_RK,
+        _NOBODY if problem.resident_RK is None else problem.resident_RK,
         topology.has_relay,
+        min(budget.rounds * max(problem.num_ranks, 32) // 32, budget.most_rounds),
+        budget.rescue_rounds,
     )
-    guests_RK = np.full((problem.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64)
-    if ranks_C.size == 0:
-        return guests_RK, int(state.total[0])
-    rounds = min(budget.rounds * max(problem.num_ranks, 32) // 32, budget.most_rounds)
-    guests_RK[ranks_C], missing = search_guests(state, rounds, budget.rescue_rounds)
-    return guests_RK, missing
 
 
 def _trade(plan: LayerPlan, problem: LayerProblem, loads: MeasuredLoads, pace: int) -> IntArray:
