@@ -25,11 +25,16 @@ def capacities_at(pace: int, topology: Topology) -> IntArray:
     return capacity_R if topology.token_cap_R is None else np.minimum(capacity_R, topology.token_cap_R)
 
 
+def excess_at(pace: int, loads_R: IntArray, topology: Topology) -> IntArray:
+    """Tokens of each rank above its capacity, negative below it. Shape: [ranks]."""
+    if topology.speed_milli_R is None and topology.token_cap_R is None:
+        return loads_R - pace
+    return loads_R - capacities_at(pace, topology)
+
+
 def is_within(loads_R: IntArray, pace: int, topology: Topology) -> bool:
     """Whether ranks with these loads have ended at a pace, all within their token caps."""
-    if topology.speed_milli_R is None and topology.token_cap_R is None:
-        return int(loads_R.max()) <= pace
-    return bool((loads_R <= capacities_at(pace, topology)).all())
+    return int(excess_at(pace, loads_R, topology).max()) <= 0
 
 
 def strain(loads_R: IntArray, topology: Topology) -> tuple[int, int]:

@@ -18,6 +18,9 @@ EMPTY_SLOT = -1
 """What `guests_RK` holds where a slot stays empty."""
 
 
+_NOTHING_TO_TELL = Explanation()
+
+
 @dataclass(frozen=True, kw_only=True)
 class PlanStats:
     """What a plan achieves on the counts it was made for."""
@@ -55,12 +58,22 @@ class LayerPlan:
     """Tokens of each source rank that go to each guest slot; the rest stays with the expert's home.
     Shape: [source ranks, ranks, slots]."""
 
-    explanation: Explanation = Explanation()
+    explanation: Explanation = _NOTHING_TO_TELL
     """How it came about."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "guests_RK", frozen_ints(self.guests_RK, name="guests", num_axes=2))
         object.__setattr__(self, "quota_SRK", frozen_ints(self.quota_SRK, name="quotas", num_axes=3))
+
+    @classmethod
+    def take_over(cls, *, guests_RK: IntArray, quota_SRK: IntArray) -> LayerPlan:
+        """Makes a plan of int64 arrays that nobody else holds: they are frozen, not copied."""
+        plan = object.__new__(cls)
+        for name, array in (("guests_RK", guests_RK), ("quota_SRK", quota_SRK)):
+            array.setflags(write=False)
+            object.__setattr__(plan, name, array)
+        object.__setattr__(plan, "explanation", _NOTHING_TO_TELL)
+        return plan
 
     @property
     def tokens_RK(self) -> IntArray:
@@ -97,7 +110,7 @@ class LayerPlan:
 def plan_from_guests(problem: LayerProblem, guests_RK: IntArray) -> LayerPlan:
     """Splits the tokens over a placement (see `assign_tokens`) and empties the slots that get none."""
     tokens_RK, quota_SRK = split_tokens(problem, guests_RK)
-    return LayerPlan(guests_RK=np.where(tokens_RK > 0, guests_RK, EMPTY_SLOT), quota_SRK=quota_SRK)
+    return LayerPlan.take_over(guests_RK=np.where(tokens_RK > 0, guests_RK, EMPTY_SLOT), quota_SRK=quota_SRK)
 
 
 def check_guests(guests_RK: IntArray, *, home_E: IntArray, slots_R: IntArray) -> None:

@@ -103,11 +103,11 @@ def test_an_instruction_for_another_layer_is_refused(problem: LayerProblem) -> N
 
 
 def test_plans_cannot_be_changed(problem: LayerProblem) -> None:
-    plan = plan_layer(problem)
-    with pytest.raises(ValueError, match="read-only"):
-        plan.guests_RK[0, 0] = 3
-    with pytest.raises(ValueError, match="read-only"):
-        plan.quota_SRK[0, 0, 0] = 3
+    for plan in (plan_layer(problem), plan_from_guests(problem, plan_layer(problem, algorithm="echo").guests_RK)):
+        with pytest.raises(ValueError, match="read-only"):
+            plan.guests_RK[0, 0] = 3
+        with pytest.raises(ValueError, match="read-only"):
+            plan.quota_SRK[0, 0, 0] = 3
 
 
 def test_loads_and_stats_are_those_of_the_tokens() -> None:

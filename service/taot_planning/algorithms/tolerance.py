@@ -15,7 +15,7 @@ from taot_planning.algorithms.guest_trades import trade_guests
 from taot_planning.algorithms.robust_guests import place_for_recent
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.assignment import assign_tokens
-from taot_planning.capacity import capacities_at, is_within, pace_for, strain
+from taot_planning.capacity import capacities_at, excess_at, is_within, pace_for, strain
 from taot_planning.explanation import Considered, Explanation, Gate
 from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, plan_from_guests
 from taot_planning.layer_problem import LayerProblem
@@ -44,7 +44,7 @@ class _Budget:
 
 BUDGETS: Mapping[Effort, _Budget] = MappingProxyType(
     {
-        "fast": _Budget(rounds=24, most_rounds=56, rescue_rounds=200, has_trades=False),
+        "fast": _Budget(rounds=20, most_rounds=56, rescue_rounds=200, has_trades=False),
         "balanced": _Budget(rounds=250, most_rounds=1600, rescue_rounds=500, has_trades=True),
     }
 )
@@ -125,7 +125,7 @@ def _search(problem: LayerProblem, loads: MeasuredLoads, pace: int, budget: _Bud
     return find_guests(
         loads.tokens_E,
         problem.home_E,
-        loads.load_R - capacities_at(pace, topology),
+        excess_at(pace, loads.load_R, topology),
         topology.cost_milli_RR,
         topology.slots_R,
         _NOBODY if problem.resident_RK is None else problem.resident_RK,
