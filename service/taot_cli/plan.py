@@ -17,7 +17,7 @@ from rich.console import Console
 from taot_cli.counts_file import RecordedLayer, read_counts, read_homes
 from taot_cli.plan_row import PlannedLayer, plan_row
 from taot_cli.plan_text import explanation_lines, plan_table
-from taot_cli.topology_file import read_topology
+from taot_cli.topology_file import DEFAULT_SLOTS, read_topology
 from taot_planning import (
     ALGORITHMS,
     LayerProblem,
@@ -31,13 +31,11 @@ from taot_planning import (
 from taot_planning.arrays import IntArray
 from taot_planning.layer_problem import LayerRates
 from taot_planning.options import OBJECTIVES, PPM, Effort, Objective
+from taot_replay.array_file import DEFAULT_RANKS_PER_NODE
+from taot_replay.recording import DEFAULT_INTER_COST
 
 USAGE_ERROR = 2
 """Exit code for wrong input."""
-
-DEFAULT_RANKS_PER_NODE = 8
-DEFAULT_SLOTS = 2
-DEFAULT_INTER_COST = 3.0
 
 TopologyOf: TypeAlias = Callable[[RecordedLayer], Topology]
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taot_planning.arrays import IntArray, read_only
-from taot_planning.copies import END, EXPERT, FIRST, NEXT, RANK, SLOT, list_copies
+from taot_planning.copies import END, EXPERT, FIRST, NEXT, RANK, SLOT
 from taot_planning.kernel import kernel
 from taot_planning.topology import Topology
 
@@ -24,26 +24,21 @@ _UNLIMITED = 2**62
 """More tokens than any layer has."""
 
 
-def split_loads(tokens_E: IntArray, home_E: IntArray, guests_RK: IntArray, topology: Topology) -> IntArray:
+def load_copies(
+    counts_SE: IntArray, home_E: IntArray, copies_CF: IntArray, topology: Topology, num_slots: int
+) -> IntArray:
     """Finds how many tokens each guest takes over so that the pace is the smallest possible (see `assign_tokens`).
 
     Args:
-        tokens_E: tokens of each expert. Shape: [experts].
+        counts_SE: tokens from each source rank to each expert, read-only. Shape: [source ranks, experts].
         home_E: home rank of each expert, read-only. Shape: [experts].
-        guests_RK: expert in each guest slot, -1 where empty. Shape: [ranks, slots].
+        copies_CF: the copies of experts that have guests, see `list_copies`. Shape: [copies, 7].
         topology: the ranks' speeds and token caps.
+        num_slots: the largest number of guest slots of any rank.
 
     Returns:
         Tokens per guest slot. Shape: [ranks, slots].
     """
-    copies_CF = list_copies(home_E, topology.nodes_R, read_only(guests_RK))
-    return load_copies(read_only(tokens_E)[np.newaxis], home_E, copies_CF, topology, guests_RK.shape[1])
-
-
-def load_copies(
-    counts_SE: IntArray, home_E: IntArray, copies_CF: IntArray, topology: Topology, num_slots: int
-) -> IntArray:
-    """Does what `split_loads` does for copies that are listed already. Shape: [ranks, slots]."""
     caps_R = _NO_CAPS if topology.token_cap_R is None else topology.token_cap_R
     return _load_copies(counts_SE, home_E, copies_CF, topology.speeds_R, caps_R, num_slots)
 

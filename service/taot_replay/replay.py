@@ -12,15 +12,13 @@ from dataclasses import replace
 
 import numpy as np
 
+from taot_api.session_spec import MAX_RECENT_REPORTS
 from taot_api.trace import TraceHeader, TraceRecord
 from taot_planning import LayerPlan, LayerProblem, PlanningOptions, plan_layer
 from taot_replay.case_run import CaseRun, Placement, placement_of
 from taot_replay.recording import Recording
 from taot_replay.replay_case import INLINE, ReplayCase
 from taot_replay.replay_figures import ReplayFigures
-
-MAX_RECENT = 64
-"""Most recent micro-batches that a placement can be planned for."""
 
 
 def replay(
@@ -71,8 +69,8 @@ def _check(header: TraceHeader, cases: Sequence[ReplayCase], num_recent: int) ->
     for case in cases:
         if case.num_slots > fewest:
             raise ValueError(f"{case.num_slots} slots per rank are more than the {fewest} experts of a layer")
-    if not 0 <= num_recent <= MAX_RECENT:
-        raise ValueError(f"recent must be between 0 and {MAX_RECENT}, got {num_recent}")
+    if not 0 <= num_recent <= MAX_RECENT_REPORTS:
+        raise ValueError(f"recent must be between 0 and {MAX_RECENT_REPORTS}, got {num_recent}")
 
 
 class _PlannedGroup:

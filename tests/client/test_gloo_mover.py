@@ -220,14 +220,12 @@ def test_draining_forgets_what_has_ended_and_needs_nothing_posted() -> None:
         peer = 1 - rank.group.rank
         with mover_on(rank.agent_groups.weights) as mover:
             mover.drain(0.0)
-            for tag in range(50):
-                mover.post(
-                    [
-                        shipment(peer, tag, content(rank.group.rank, peer, tag, num_bytes=100), is_receive=False),
-                        shipment(peer, tag, empty(100), is_receive=True),
-                    ]
-                )
+            received = [shipment(peer, tag, empty(100), is_receive=True) for tag in range(50)]
+            for tag, each in enumerate(received):
+                sent = content(rank.group.rank, peer, tag, num_bytes=100)
+                mover.post([shipment(peer, tag, sent, is_receive=False), each])
             mover.drain(LONG_SECONDS)
+            assert all(each.is_done() for each in received)
             mover.drain(0.0)
 
     run_ranks(2, body)

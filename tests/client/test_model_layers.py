@@ -106,11 +106,15 @@ def refusal_of(spoil: Callable[[ExpertParallelMoE], object]) -> str:
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 def test_floating_point_weights_are_accepted_trained_or_not(dtype: torch.dtype) -> None:
-    def body(group: ExpertParallelGroup) -> None:
-        refuse_unsupported(find_layers(make_layer(group).to(dtype)))
-        refuse_unsupported(find_layers(make_layer(group).to(dtype).requires_grad_(False)))
+    def body(group: ExpertParallelGroup) -> list[tuple[torch.dtype, bool]]:
+        accepted = []
+        for is_trained in (True, False):
+            layers = find_layers(make_layer(group).to(dtype).requires_grad_(is_trained))
+            refuse_unsupported(layers)
+            accepted += [(layer.experts.w_up.dtype, layer.experts.w_up.requires_grad) for _, layer in layers]
+        return accepted
 
-    with_group(body)
+    assert with_group(body) == [(dtype, True), (dtype, False)]
 
 
 @pytest.mark.parametrize("dtype", [torch.complex64, torch.float8_e4m3fn, torch.int8], ids=str)
@@ -172,10 +176,12 @@ def test_weights_that_are_not_those_of_the_home_experts_are_refused(num_local: i
 
 
 def test_uneven_homes_are_accepted_also_where_a_rank_has_none() -> None:
-    def body(rank: Rank) -> None:
-        refuse_unsupported(find_layers(make_layer(rank.group, num_experts=4, home_E=[1, 0, 1, 1])))
+    def body(rank: Rank) -> list[int]:
+        layers = find_layers(make_layer(rank.group, num_experts=4, home_E=[1, 0, 1, 1]))
+        refuse_unsupported(layers)
+        return [len(layer.experts.w_up) for _, layer in layers]
 
-    run_ranks(3, body)
+    assert run_ranks(3, body) == [[1], [3], [0]]
 
 
 class Foreign:

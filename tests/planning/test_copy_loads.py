@@ -9,9 +9,10 @@ from made_up_routing import random_guests, random_problem, skewed_counts, two_le
 from scipy.optimize import linprog
 
 from taot_planning import LayerPlan, LayerProblem, assign_tokens, check_plan, rank_loads
-from taot_planning.arrays import IntArray
+from taot_planning.arrays import IntArray, read_only
 from taot_planning.capacity import capacities_at, pace_of
-from taot_planning.copy_loads import split_loads
+from taot_planning.copies import list_copies
+from taot_planning.copy_loads import load_copies
 from taot_planning.topology import SPEED_LIMITS_MILLI
 
 
@@ -182,12 +183,12 @@ def test_a_rank_above_its_cap_is_relieved_by_all_that_guests_can_take() -> None:
     assert loads_of(capped, np.array([[-1], [0]])).tolist() == [90, 100]
 
 
-def test_splitting_loads_alone_gives_the_loads_of_the_assignment() -> None:
+def test_fewer_crossings_leave_the_loads_of_ranks_as_they_are() -> None:
     for seed in range(20):
         problem = two_level_problem(skewed_counts(seed, num_ranks=8, num_experts=32))
         guests_RK = random_guests(seed, problem)
-        tokens_E = problem.counts_RE.sum(axis=0)
-        tokens_RK = split_loads(tokens_E, problem.home_E, guests_RK, problem.topology)
+        copies_CF = list_copies(problem.home_E, problem.topology.nodes_R, read_only(guests_RK))
+        tokens_RK = load_copies(problem.counts_RE, problem.home_E, copies_CF, problem.topology, guests_RK.shape[1])
         loads_R = rank_loads(problem.counts_RE, problem.home_E) + tokens_RK.sum(axis=1)
         held_RK = guests_RK >= 0
         np.subtract.at(loads_R, problem.home_E[guests_RK[held_RK]], tokens_RK[held_RK])

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from taot_planning.algorithms.exact_guests import solve_exactly
 from taot_planning.algorithms.gates import pass_gates
-from taot_planning.algorithms.objective import objective_value, plan_by_objective
-from taot_planning.algorithms.tolerance import plan_for_tolerance
+from taot_planning.algorithms.objective import objective_value
 from taot_planning.capacity import is_within, pace_for, pace_of
 from taot_planning.explanation import Considered
 from taot_planning.layer_plan import LayerPlan, plan_from_guests
@@ -15,25 +14,20 @@ from taot_planning.layer_problem import LayerProblem
 from taot_planning.options import PlanningOptions
 
 
-def plan_exactly(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
-    """Plans as the effort `balanced` does, then looks for the best plan there is, and for a proof.
+def improve_exactly(searched: LayerPlan, problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
+    """Looks for the best plan there is, and for a proof, from the plan that the search found.
 
-    Plans have passed the gates. The objective `step_time` and placements for recent micro-batches know no program:
-    there is no bound for them, and they are those of `balanced`. The bound holds for every way to split the tokens; the
+    Both have to pass the gates. The objective `step_time` and placements for recent micro-batches know no program:
+    there is no bound for them, and they are those of the search. The bound holds for every way to split the tokens; the
     plan has the split of `assign_tokens`, which with a least number of tokens per guest may do without some guests.
 
     Raises:
         ValueError: if scipy is not installed.
     """
-    balanced_options = replace(options, effort="balanced")
-    if options.objective == "tolerance":
-        balanced = plan_for_tolerance(problem, balanced_options)
-    else:
-        balanced = plan_by_objective(problem, balanced_options)
-    gated = pass_gates(balanced, problem, options)
+    gated = pass_gates(searched, problem, options)
     if options.objective == "step_time" or (options.objective == "tolerance" and problem.recent_tokens_NE is not None):
         return gated
-    answer = solve_exactly(problem, options, start=balanced.guests_RK)
+    answer = solve_exactly(problem, options, start=searched.guests_RK)
     exact = pass_gates(plan_from_guests(problem, answer.guests_RK), problem, options)
     worth, exact_worth = _worth(gated, problem, options), _worth(exact, problem, options)
     best, best_worth = (exact, exact_worth) if exact_worth < worth else (gated, worth)

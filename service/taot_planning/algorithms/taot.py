@@ -8,7 +8,9 @@ plan is worse than moving nothing.
 
 from __future__ import annotations
 
-from taot_planning.algorithms.exact_plan import plan_exactly
+from dataclasses import replace
+
+from taot_planning.algorithms.exact_plan import improve_exactly
 from taot_planning.algorithms.gates import pass_gates
 from taot_planning.algorithms.objective import plan_by_objective
 from taot_planning.algorithms.tolerance import plan_for_tolerance
@@ -24,8 +26,8 @@ def plan(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
         ValueError: if the objective is `step_time` and rates or bandwidths are unknown, or the effort is `exact` and
             scipy is not installed.
     """
-    if options.effort == "exact":
-        return plan_exactly(problem, options)
+    is_exact = options.effort == "exact"
+    searching = replace(options, effort="balanced") if is_exact else options
     is_tolerance = options.objective == "tolerance"
-    found = plan_for_tolerance(problem, options) if is_tolerance else plan_by_objective(problem, options)
-    return pass_gates(found, problem, options)
+    found = plan_for_tolerance(problem, searching) if is_tolerance else plan_by_objective(problem, searching)
+    return improve_exactly(found, problem, options) if is_exact else pass_gates(found, problem, options)

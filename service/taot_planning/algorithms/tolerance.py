@@ -17,6 +17,7 @@ from taot_planning.arrays import IntArray, read_only
 from taot_planning.assignment import assign_tokens
 from taot_planning.capacity import capacities_at, excess_at, is_within, pace_for, strain
 from taot_planning.explanation import Considered, Explanation, Gate
+from taot_planning.guest_moves import list_moves
 from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, plan_from_guests
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.options import Effort, PlanningOptions
@@ -48,7 +49,6 @@ BUDGETS: Mapping[Effort, _Budget] = MappingProxyType(
         "balanced": _Budget(rounds=250, most_rounds=1600, rescue_rounds=500, has_trades=True),
     }
 )
-
 
 _NOBODY = read_only(np.empty((0, 0), dtype=np.int64))
 """No resident guests."""
@@ -149,6 +149,10 @@ def _trade(plan: LayerPlan, problem: LayerProblem, loads: MeasuredLoads, pace: i
     )
 
 
+def _cost(plan: LayerPlan, problem: LayerProblem) -> int:
+    return list_moves(problem, plan.guests_RK).cost_milli
+
+
 def _most_balanced(
     problem: LayerProblem, loads: MeasuredLoads, target: int, budget: _Budget, considered: list[Considered]
 ) -> LayerPlan:
@@ -162,8 +166,7 @@ def _most_balanced(
         guests_RK, _ = _search(problem, loads, middle, budget)
         found = plan_from_guests(problem, guests_RK)
         found_reached = strain(found.loads_R(problem), problem.topology)
-        is_cheaper = found.stats(problem).weighted_cost < best.stats(problem).weighted_cost
-        if found_reached < reached or (found_reached == reached and is_cheaper):
+        if found_reached < reached or (found_reached == reached and _cost(found, problem) < _cost(best, problem)):
             best, reached = found, found_reached
             considered.append(Considered(name="search for a larger load", plan=best))
         if found_reached[1] > middle:
