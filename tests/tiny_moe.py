@@ -112,7 +112,7 @@ class DenseMoE(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for router, experts in zip(self.routers, self.experts, strict=True):
             weights_TK, experts_TK = router(x)
-            every = torch.stack([experts.compute(x, w) for w in zip(*experts.weights(), strict=True)])
+            every = torch.stack([experts.compute(x, w) for w in zip(*experts.tensors(), strict=True)])
             chosen = every[experts_TK.t().clamp(0, len(every) - 1), torch.arange(x.shape[0])]
             counts = ((experts_TK >= 0) & (experts_TK < len(every))).t()[..., None]
             x = x + (chosen * weights_TK.t()[..., None] * counts).sum(0)
@@ -154,7 +154,7 @@ def named_gradients(model: TinyMoE) -> dict[str, torch.Tensor]:
     for index, layer in enumerate(model.layers):
         for name, parameter in layer.router.named_parameters():
             named[f"{index}.router.{name}"] = parameter.grad.clone()
-        for local, expert in enumerate(np.flatnonzero(layer.home_E == layer.group.rank).tolist()):
+        for local, expert in enumerate(layer.parallel_experts.home_experts.tolist()):
             for name, parameter in layer.experts.named_parameters():
                 named[f"{index}.{expert}.{name}"] = parameter.grad[local].clone()
     return named

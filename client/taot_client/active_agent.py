@@ -14,7 +14,7 @@ from taot_client.groups import AgentGroups, ExpertParallelGroup, all_gather_text
 from taot_client.layer_agent import LayerAgent
 from taot_client.layer_route import LayerRoute
 from taot_client.leader import Leader
-from taot_client.model_layers import NamedLayer, expert_layout, model_device
+from taot_client.model_layers import NamedLayer, model_device
 from taot_client.options import AgentOptions
 from taot_client.slot_table import SlotTable
 from taot_client.step_control import LEADER, StepControl
@@ -75,14 +75,14 @@ class ActiveAgent:
                 rank=state.group.rank,
                 layer=index,
                 name=name,
-                layout=expert_layout(layer),
+                layout=layer.experts.layout(),
                 device=device,
                 is_labelled=device.type == "cpu" or state.options.debug,
             )
             slots = SlotTable(route, num_slots=state.options.num_slots, poison=state.options.debug)
             state.layers.append(LayerAgent(state, layer, route, slots))
             layer.coordinator = state.layers[-1]
-        guest_bytes = sum(len(each.slots.slots) * each.route.layout.buffer_bytes for each in state.layers)
+        guest_bytes = sum(len(each.supply.slots.slots) * each.route.layout.buffer_bytes for each in state.layers)
         logger.log(
             logging.INFO if state.leader is not None else logging.DEBUG,
             "%d ranks, %d layers, %d guest slots each, %.1f MB of guest memory a rank, plans %s, planner %s",

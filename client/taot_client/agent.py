@@ -26,7 +26,6 @@ from taot_client.groups import AgentGroups, ExpertParallelGroup, agent_groups
 from taot_client.model_layers import (
     NamedLayer,
     describe_layer,
-    expert_layout,
     find_layers,
     model_device,
     refuse_unsupported,
@@ -49,7 +48,7 @@ class Agent:
     def __init__(
         self, model: nn.Module, options: AgentOptions | None = None, *, groups: AgentGroups | None = None
     ) -> None:
-        """Attaches to every `ExpertParallelMoE` of a model. Collective over its group.
+        """Attaches to every mixture-of-experts layer of a model. Collective over its group.
 
         Args:
             model: the model, wrapped or not, where it will be trained; its layers share one `ExpertParallelGroup`.
@@ -196,7 +195,7 @@ def _layer_specs(layers: Sequence[NamedLayer]) -> tuple[LayerSpec, ...]:
         LayerSpec(
             name=name,
             top_k=layer.top_k,
-            expert_size_bytes=expert_layout(layer).size_bytes,
+            expert_size_bytes=layer.experts.layout().size_bytes,
             home_E=layer.home_E,
         )
         for name, layer in layers

@@ -10,7 +10,7 @@ import torch
 
 from taot_client.counts_gather import NO_STEP, CallSite, GatheredCounts, count_choices, gather_counts
 from taot_client.groups import ExpertParallelGroup
-from taot_client.guest_gradients import Weights
+from taot_client.home_experts import Weights
 from taot_client.layer_pass import LayerPass
 from taot_client.token_layout import lay_out_tokens
 from taot_planning import EMPTY_SLOT, LayerPlan

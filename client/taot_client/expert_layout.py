@@ -34,14 +34,19 @@ class ExpertLayout:
     @classmethod
     def of(cls, fused: Sequence[torch.Tensor]) -> ExpertLayout:
         """The layout of one expert of fused tensors whose first axis is the local expert."""
+        return cls.of_shapes([(tensor.shape[1:], tensor.dtype) for tensor in fused])
+
+    @classmethod
+    def of_shapes(cls, tensors: Sequence[tuple[torch.Size, torch.dtype]]) -> ExpertLayout:
+        """The layout of an expert that consists of tensors of these shapes and dtypes."""
         offsets, size = [], 0
-        for tensor in fused:
+        for shape, dtype in tensors:
             offsets.append(size)
-            size += math.prod(tensor.shape[1:]) * tensor.element_size()
+            size += math.prod(shape) * dtype.itemsize
             size = -(-size // _ALIGNMENT_BYTES) * _ALIGNMENT_BYTES
         return cls(
-            shapes=tuple(tensor.shape[1:] for tensor in fused),
-            dtypes=tuple(tensor.dtype for tensor in fused),
+            shapes=tuple(shape for shape, _ in tensors),
+            dtypes=tuple(dtype for _, dtype in tensors),
             offsets_bytes=tuple(offsets),
             size_bytes=size,
         )

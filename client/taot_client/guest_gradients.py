@@ -14,11 +14,16 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
+from taot_client.home_experts import Weights, split_fused
 from taot_client.layer_route import LayerRoute
 from taot_client.shipment import Mover, Shipment, TransferClock
 from taot_client.transfer_schedule import Move
 
-Weights = tuple[torch.Tensor, ...]
+Collect = Callable[[], list[tuple[int, Weights]]]
+"""Waits for the gradients of a pass's guests: local expert and gradients of each, in the order of addition."""
+
+Split = Callable[[Weights], list[Weights]]
+"""The views of each home expert, see `HomeExperts.split`."""
 
 _GRADIENT = -1
 """What the label of a gradient says in place of a weight epoch."""
@@ -129,48 +134,50 @@ class _HomeGate(torch.autograd.Function):
     """Identity on the home experts' weights; its backward adds what `collect` returns."""
 
     @staticmethod
-    def forward(ctx: Any, collect: Callable[[], list[tuple[int, Weights]]], *weights: torch.Tensor) -> Weights:
-        ctx.collect = collect
+    def forward(ctx: Any, collect: Collect, split: Split, *weights: torch.Tensor) -> Weights:
+        ctx.collect, ctx.split = collect, split
         return tuple(weight.view_as(weight) for weight in weights)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
-        return (None, *add_guest_gradients(grads, ctx.collect()))
+        return (None, None, *add_guest_gradients(grads, ctx.collect(), split=ctx.split))
 
 
-def gate_weights(weights: Weights, *, collect: Callable[[], list[tuple[int, Weights]]]) -> Weights:
+def gate_weights(weights: Weights, *, collect: Collect, split: Split = split_fused) -> Weights:
     """Puts home weights behind a gate.
 
     Args:
-        weights: fused tensors whose first axis is the local expert.
+        weights: all tensors of the home experts.
         collect: called in backward; returns (local expert, gradients) per guest in the order of addition.
+        split: the views of each expert, see `HomeExperts.split`.
     """
-    gated: Weights = _HomeGate.apply(collect, *weights)  # type: ignore[no-untyped-call]
+    gated: Weights = _HomeGate.apply(collect, split, *weights)  # type: ignore[no-untyped-call]
     return gated
 
 
-def add_guest_gradients(grads: Weights, returned: Sequence[tuple[int, Weights]]) -> Weights:
+def add_guest_gradients(
+    grads: Weights, returned: Sequence[tuple[int, Weights]], *, split: Split = split_fused
+) -> Weights:
     """Adds guests' gradients to those of their homes: in fp32 or wider, in the given order, rounded once.
 
     A sum, never a mean: every copy has seen other tokens.
 
     Args:
-        grads: gradients of the fused home weights. Shape of each: [local experts, ...].
+        grads: gradients of all tensors of the home experts.
         returned: (local expert, gradients of its tensors) per guest.
+        split: the views of each expert, see `HomeExperts.split`.
     """
     if not returned:
         return grads
-    experts = sorted({expert for expert, _ in returned})
-    summed = []
-    for index, grad in enumerate(grads):
-        wide = torch.promote_types(grad.dtype, torch.float32)
-        total = grad.clone()
-        for expert in experts:
-            row = grad[expert].to(wide)
+    summed = tuple(grad.clone() for grad in grads)
+    by_expert = split(summed)
+    for expert in sorted({expert for expert, _ in returned}):
+        for index, home in enumerate(by_expert[expert]):
+            wide = torch.promote_types(home.dtype, torch.float32)
+            total = home.to(wide, copy=True)
             for guest_of, guest_grads in returned:
                 if guest_of == expert:
-                    row = row + guest_grads[index].to(wide)
-            total[expert] = row.to(grad.dtype)
-        summed.append(total)
-    return tuple(summed)
+                    total += guest_grads[index].to(wide)
+            home.copy_(total)
+    return summed

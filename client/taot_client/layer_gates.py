@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from taot_client.guest_gradients import GradientExchange, Weights, gate_weights
+from taot_client.guest_gradients import GradientExchange, gate_weights
+from taot_client.home_experts import HomeExperts, Weights
 
 
 @dataclass(eq=False)
@@ -18,16 +19,14 @@ class _Ticket:
 class LayerGates:
     """Puts the home weights of a layer behind gates (see `guest_gradients`)."""
 
-    def __init__(
-        self, weights: Callable[[], Weights], collect: Callable[[GradientExchange], list[tuple[int, Weights]]]
-    ) -> None:
+    def __init__(self, experts: HomeExperts, collect: Callable[[GradientExchange], list[tuple[int, Weights]]]) -> None:
         """Makes no gate yet.
 
         Args:
-            weights: the home weights.
+            experts: whose weights are put behind gates.
             collect: waits for the gradients of a pass: local expert and gradients of each guest.
         """
-        self._weights = weights
+        self._experts = experts
         self._collect = collect
         self._prepared: tuple[_Ticket, Weights] | None = None
         self._current: _Ticket | None = None
@@ -35,7 +34,7 @@ class LayerGates:
     @property
     def is_trained(self) -> bool:
         """Whether the weights have gradients to wait for."""
-        return all(weight.requires_grad for weight in self._weights())
+        return all(weight.requires_grad for weight in self._experts.tensors())
 
     def prepare(self) -> None:
         """Makes the gate of the next forward now: the earlier it is made, the later its backward waits."""
@@ -61,7 +60,7 @@ class LayerGates:
             self._current.exchange = exchange
 
     def _make(self) -> tuple[_Ticket, Weights]:
-        ticket, weights = _Ticket(), self._weights()
+        ticket, weights = _Ticket(), self._experts.tensors()
         if not self.is_trained:
             return ticket, weights
 
@@ -69,4 +68,4 @@ class LayerGates:
             assert ticket.exchange is not None, "a gate belongs to a pass"
             return self._collect(ticket.exchange)
 
-        return ticket, gate_weights(weights, collect=collect)
+        return ticket, gate_weights(weights, collect=collect, split=self._experts.split)

@@ -9,14 +9,14 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from taot_client.coordinator import PlainCoordinator
-from taot_client.expert_layout import ExpertLayout
-from taot_client.moe_layer import ExpertParallelMoE
+from taot_client.home_experts import HomeExperts, Weights
+from taot_client.parallel_experts import ATTRIBUTE, ParallelExperts
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 
 _DEVICES = ("cpu", "cuda")
 
-NamedLayer = tuple[str, ExpertParallelMoE]
+NamedLayer = tuple[str, ParallelExperts]
 
 
 def find_layers(model: nn.Module) -> list[NamedLayer]:
@@ -25,14 +25,17 @@ def find_layers(model: nn.Module) -> list[NamedLayer]:
     Raises:
         ValueError: if there is none; wrappers of the model are looked through.
     """
-    layers = [(name, module) for name, module in model.named_modules() if isinstance(module, ExpertParallelMoE)]
+    # Of the module itself: wrappers such as compiled modules pass attributes on.
+    found = [(name, vars(module).get(ATTRIBUTE)) for name, module in model.named_modules()]
+    layers = [(_without_wrappers(name) or "moe", each) for name, each in found if isinstance(each, ParallelExperts)]
     if not layers:
         classes = sorted({type(module).__name__ for module in model.modules()})
         raise ValueError(
-            f"no mixture-of-experts layer found: looked for {ExpertParallelMoE.__name__} among {', '.join(classes)};"
-            " build the model's layers with it, or train this pipeline stage without an agent"
+            f"no mixture-of-experts layer found: looked for modules with `{ATTRIBUTE}`, such as ExpertParallelMoE or"
+            f" what `taot_client.adapters` makes, among {', '.join(classes)}; build the model's layers with them, or"
+            " train this pipeline stage without an agent"
         )
-    return [(_without_wrappers(name) or "moe", module) for name, module in layers]
+    return layers
 
 
 def _without_wrappers(name: str) -> str:
@@ -50,18 +53,27 @@ def refuse_unsupported(layers: Sequence[NamedLayer]) -> None:
     if device.type not in _DEVICES:
         raise ValueError(f"experts on {device.type!r} devices are not supported, use one of {_DEVICES}")
     for name, layer in layers:
-        weights = layer.experts.weights()
+        weights = layer.experts.tensors()
         if layer.group != group:
             raise ValueError(f"layer {name!r} uses another expert-parallel group than {layers[0][0]!r}")
         if not isinstance(layer.coordinator, PlainCoordinator):
             raise ValueError(f"layer {name!r} has an agent already: close it before the next one is made")
         if any(weight.device != device for weight in weights):
             raise ValueError(f"layer {name!r}: all experts of a rank must be on one device, {device} here")
-        _refuse_weights(name, weights, num_home=int((layer.home_E == group.rank).sum()))
+        _refuse_weights(name, weights)
+        if not _splits_into(layer.experts, layer.home_experts.size):
+            raise ValueError(f"layer {name!r}: expert weights sharded by FSDP or tensor parallelism are not supported")
 
 
-def _refuse_weights(name: str, weights: Sequence[torch.Tensor], *, num_home: int) -> None:
-    if any(isinstance(weight, DTensor) or weight.shape[0] != num_home for weight in weights):
+def _splits_into(experts: HomeExperts, num_home: int) -> bool:
+    try:
+        return len(experts.split(experts.tensors())) == num_home
+    except ValueError:  # tensors of different numbers of experts
+        return False
+
+
+def _refuse_weights(name: str, weights: Weights) -> None:
+    if any(isinstance(weight, DTensor) for weight in weights):
         raise ValueError(f"layer {name!r}: expert weights sharded by FSDP or tensor parallelism are not supported")
     odd = [weight.dtype for weight in weights if weight.dtype not in _DTYPES]
     if odd:
@@ -74,23 +86,18 @@ def _refuse_weights(name: str, weights: Sequence[torch.Tensor], *, num_home: int
 
 def model_device(layers: Sequence[NamedLayer]) -> torch.device:
     """Where the experts of this rank live."""
-    return layers[0][1].experts.weights()[0].device
+    return next((tensor.device for _, layer in layers for tensor in layer.experts.tensors()), torch.device("cpu"))
 
 
-def describe_layer(name: str, layer: ExpertParallelMoE) -> dict[str, object]:
+def describe_layer(name: str, layer: ParallelExperts) -> dict[str, object]:
     """What ranks must agree on about a layer, as JSON values."""
-    weights = layer.experts.weights()
+    layout = layer.experts.layout()
     return {
         "name": name,
         "experts": layer.num_experts,
         "top_k": layer.top_k,
         "homes": layer.home_E.tolist(),
-        "shapes": [list(weight.shape[1:]) for weight in weights],
-        "dtypes": [str(weight.dtype) for weight in weights],
-        "trained": all(weight.requires_grad for weight in weights),
+        "shapes": [list(shape) for shape in layout.shapes],
+        "dtypes": [str(dtype) for dtype in layout.dtypes],
+        "trained": all(tensor.requires_grad for tensor in layer.experts.tensors()),
     }
-
-
-def expert_layout(layer: ExpertParallelMoE) -> ExpertLayout:
-    """How one expert of a layer lies in a buffer."""
-    return ExpertLayout.of(layer.experts.weights())

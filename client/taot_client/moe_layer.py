@@ -1,25 +1,16 @@
-"""A drop-in mixture-of-experts layer under expert parallelism: route, dispatch, compute, combine.
-
-The layer knows its experts and its group. Who computes which tokens it asks its coordinator: plain expert
-parallelism by itself, guests once an `Agent` has been attached to the model.
-"""
+"""A drop-in mixture-of-experts layer under expert parallelism: a router and gated experts."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
-from taot_client.coordinator import Coordinator, PlainCoordinator
-from taot_client.device import index_to_device
 from taot_client.groups import ExpertParallelGroup
-from taot_client.guest_gradients import Weights
-from taot_client.layer_pass import LayerPass
-from taot_client.token_exchange import exchange_rows
-from taot_planning import contiguous_homes
+from taot_client.home_experts import FusedExperts, Weights
+from taot_client.parallel_experts import ParallelExperts, homes_of
 from taot_planning.arrays import IntArray
 
 
@@ -53,7 +44,7 @@ class TopKRouter(nn.Module):
         return weights_TK / weights_TK.sum(dim=-1, keepdim=True), experts_TK
 
 
-class GatedExperts(nn.Module):
+class GatedExperts(FusedExperts, nn.Module):
     """The home experts of one rank: gated SiLU feed-forward networks in fused tensors.
 
     Expert e starts from the same values whatever the number of ranks: they are drawn from a generator seeded
@@ -68,18 +59,17 @@ class GatedExperts(nn.Module):
         self.w_down = nn.Parameter(torch.empty(num_local, hidden_dim, dim))
         for local, expert in enumerate(experts.tolist()):
             generator = torch.Generator().manual_seed(seed * 1_000_003 + expert)
-            for fused in self.weights():
+            for fused in self.tensors():
                 bound = fused.shape[1] ** -0.5
                 fused.data[local] = torch.empty(fused.shape[1:]).uniform_(-bound, bound, generator=generator)
 
-    def weights(self) -> tuple[nn.Parameter, ...]:
-        """The fused tensors whose first axis is the local expert: what one expert consists of."""
+    def tensors(self) -> Weights:
+        """See `HomeExperts`."""
         return self.w_gate, self.w_up, self.w_down
 
-    @staticmethod
-    def compute(x_ND: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Applies one expert, given its tensors, to its tokens; also to none."""
-        w_gate, w_up, w_down = weights
+    def compute(self, x_ND: torch.Tensor, expert: Weights) -> torch.Tensor:
+        """See `HomeExperts`."""
+        w_gate, w_up, w_down = expert
         return (nn.functional.silu(x_ND @ w_gate) * (x_ND @ w_up)) @ w_down
 
 
@@ -115,100 +105,17 @@ class ExpertParallelMoE(nn.Module):
             seed: start of the experts' weights, the same on every rank.
         """
         super().__init__()
-        if not 1 <= top_k <= num_experts:
-            raise ValueError(f"top_k must be between 1 and the {num_experts} experts, got {top_k}")
-        self.group = group
-        self.num_experts = num_experts
-        self.top_k = top_k
-        self.home_E = (
-            contiguous_homes(num_experts=num_experts, num_ranks=group.size)
-            if home_E is None
-            else np.asarray(home_E, dtype=np.int64)
-        )
         self.router = router if router is not None else TopKRouter(dim=dim, num_experts=num_experts, top_k=top_k)
-        self.experts = GatedExperts(
-            dim=dim, hidden_dim=hidden_dim, experts=np.flatnonzero(self.home_E == group.rank), seed=seed
+        at_home = np.flatnonzero(homes_of(num_experts, group, home_E) == group.rank)
+        self.experts = GatedExperts(dim=dim, hidden_dim=hidden_dim, experts=at_home, seed=seed)
+        self.parallel_experts = ParallelExperts(
+            module=self, experts=self.experts, num_experts=num_experts, top_k=top_k, group=group, home_E=home_E
         )
-        self.coordinator: Coordinator = PlainCoordinator(group, self.home_E)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Applies the layer. `x` and the result: [..., dim]."""
         x_TD = x.reshape(-1, x.shape[-1])
-        home_weights = self.coordinator.gate(self.experts.weights())
-        weights_TK, experts_TK = self.router(x_TD, self.coordinator.pinned_choice())
-        if experts_TK.shape[0] != x_TD.shape[0]:
-            raise RuntimeError(
-                f"the layer got {x_TD.shape[0]} tokens and choices for {experts_TK.shape[0]}: a recomputation must see"
-                " the tokens of its forward, so wrap both in the same `agent.micro_batch(index)`"
-            )
-        layer_pass = self.coordinator.admit(experts_TK)
-
-        received_ND, sent_order = self._dispatch(x_TD, layer_pass)
-        computed_ND = self._compute(received_ND, home_weights, layer_pass)
-        returned_MD = exchange_rows(
-            computed_ND,
-            self.group.tokens,
-            send_splits=layer_pass.layout.receive_splits,
-            receive_splits=layer_pass.layout.send_splits,
-        )
-        return self._combine(returned_MD, sent_order, weights_TK).view_as(x)
-
-    def _dispatch(self, x_TD: torch.Tensor, layer_pass: LayerPass) -> tuple[torch.Tensor, torch.Tensor]:
-        """Sends every (token, choice) pair to the copy that computes it.
-
-        Returns:
-            The rows this rank received, by source, and the flat pair (token * k + choice) of each row it sent.
-        """
-        choices = layer_pass.experts_TK.flatten()
-        # Choices that do not count sort behind the last expert and are not sent.
-        valid = (choices >= 0) & (choices < self.num_experts)
-        by_expert = torch.where(valid, choices, self.num_experts).argsort(stable=True)
-        send_order = index_to_device(torch.from_numpy(layer_pass.layout.send_order), x_TD.device)
-        sent_order = by_expert[send_order]
-        received_ND = exchange_rows(
-            x_TD[sent_order // layer_pass.experts_TK.shape[1]],
-            self.group.tokens,
-            send_splits=layer_pass.layout.send_splits,
-            receive_splits=layer_pass.layout.receive_splits,
-        )
-        return received_ND, sent_order
-
-    def _compute(self, received_ND: torch.Tensor, home_weights: Weights, layer_pass: LayerPass) -> torch.Tensor:
-        """Applies home experts, then guests, to their tokens; rows stay in the order received."""
-        layout = layer_pass.layout
-        group_order = index_to_device(torch.from_numpy(layout.group_order), received_ND.device)
-        grouped_ND = received_ND[group_order]
-        num_home_tokens = layout.num_home_tokens
-        x_home, x_guest = grouped_ND.split([num_home_tokens, grouped_ND.shape[0] - num_home_tokens])
-
-        # Experts without tokens are computed on none, so that their weights stay in the graph.
-        outputs = [
-            self.experts.compute(x_ND, weights)
-            for x_ND, *weights in zip(
-                x_home.split(layout.tokens_C[: layout.num_home]),
-                *(fused.unbind(0) for fused in home_weights),
-                strict=True,
-            )
-        ]
-        x_guest, guest_weights = self.coordinator.guests(layer_pass, x_guest)
-        guest_tokens = [tokens for tokens in layout.tokens_C[layout.num_home :] if tokens]
-        if guest_weights:
-            outputs += [
-                self.experts.compute(x_ND, weights)
-                for x_ND, weights in zip(x_guest.split(guest_tokens), guest_weights, strict=True)
-            ]
-        else:
-            outputs.append(x_guest)
-        # One dtype on all ranks, whatever autocast made of the experts: rows are exchanged next.
-        return _ungroup(torch.cat(outputs).to(received_ND.dtype), group_order)
-
-    def _combine(self, returned_MD: torch.Tensor, sent_order: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-        """Adds up the weighted outputs of each token in the order of its choices, wherever they were computed."""
-        dim = returned_MD.shape[1]
-        pairs_PD = returned_MD.new_zeros(weights_TK.numel(), dim).index_copy(0, sent_order, returned_MD)
-        return (pairs_PD.view(*weights_TK.shape, dim) * weights_TK[..., None]).sum(dim=1)
-
-
-def _ungroup(grouped_ND: torch.Tensor, group_order: torch.Tensor) -> torch.Tensor:
-    """Puts rows grouped by copy back into the order in which they were received."""
-    return torch.empty_like(grouped_ND).index_copy(0, group_order, grouped_ND)
+        home_tensors, pinned_TK = self.parallel_experts.begin()
+        weights_TK, experts_TK = self.router(x_TD, pinned_TK)
+        y_TD: torch.Tensor = self.parallel_experts.apply(x_TD, experts_TK, weights_TK, home_tensors=home_tensors)
+        return y_TD.view_as(x)

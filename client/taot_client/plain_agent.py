@@ -8,7 +8,7 @@ from typing import Any
 from taot_client.coordinator import PlainCoordinator
 from taot_client.counts_gather import GatheredCounts
 from taot_client.model_layers import NamedLayer
-from taot_client.moe_layer import ExpertParallelMoE
+from taot_client.parallel_experts import ParallelExperts
 from taot_client.pinned_passes import in_backward
 from taot_client.step_record import ModeReason, StepMode
 from taot_client.step_summary import StepSummary, StepTally
@@ -29,9 +29,9 @@ class PlainAgent:
             on_pass = self._on_pass(index, name, layer)
             layer.coordinator = PlainCoordinator(layer.group, layer.home_E, on_pass=on_pass)
 
-    def _on_pass(self, index: int, name: str, layer: ExpertParallelMoE) -> Callable[[GatheredCounts], None]:
+    def _on_pass(self, index: int, name: str, layer: ParallelExperts) -> Callable[[GatheredCounts], None]:
         def on_pass(gathered: GatheredCounts) -> None:
-            if layer.training and not in_backward():  # neither evaluation nor recomputation
+            if layer.module.training and not in_backward():  # neither evaluation nor recomputation
                 static = imbalance(rank_loads(gathered.counts_RE, layer.home_E))
                 self._tally.add_pass(name, static=static, achieved=static)
                 if self._trace is not None and self._step >= 0:

@@ -120,7 +120,7 @@ def test_a_guest_that_has_not_arrived_is_left_out_by_all_ranks_and_used_once_it_
             first = model(batch(config, step=step, rank=rank.group.rank))
             rank.group.counts.barrier().wait()
             gate.set()
-            slots = [slot for layer in agent._agent.state.layers for slot in layer.slots.slots]
+            slots = [slot for layer in agent._agent.state.layers for slot in layer.supply.slots.slots]
             for slot in slots:
                 assert slot.shipment is None or eventually(slot.shipment.is_done)
             second = model(batch(config, step=step, rank=rank.group.rank, micro_batch=1))

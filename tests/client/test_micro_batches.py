@@ -143,7 +143,7 @@ def test_weights_changed_inside_a_step_are_fetched_anew():
         forward(model, rank, 0).backward()
         with torch.no_grad():
             for layer in model.layers:
-                for weight in layer.experts.weights():
+                for weight in layer.experts.tensors():
                     weight.mul_(1.5)
         agent.weights_changed()
         model.zero_grad()
@@ -152,7 +152,7 @@ def test_weights_changed_inside_a_step_are_fetched_anew():
     model = DenseMoE(CONFIG)
     with torch.no_grad():
         for experts in model.experts:
-            for weight in experts.weights():
+            for weight in experts.tensors():
                 weight.mul_(1.5)
     for rank in range(RANKS):
         loss_of(model(batch(CONFIG, step=0, rank=rank, micro_batch=1))).backward()

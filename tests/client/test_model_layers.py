@@ -10,7 +10,7 @@ from torch import nn
 
 from taot_client import Agent, AgentOptions, ExpertParallelGroup, ExpertParallelMoE
 from taot_client.coordinator import Coordinator
-from taot_client.model_layers import describe_layer, expert_layout, find_layers, refuse_unsupported
+from taot_client.model_layers import describe_layer, find_layers, refuse_unsupported
 
 T = TypeVar("T")
 
@@ -52,7 +52,10 @@ def test_layers_are_found_in_the_order_of_the_model_dense_layers_left_out() -> N
     def body(group: ExpertParallelGroup) -> None:
         first, second = make_layer(group), make_layer(group)
         model = nn.Sequential(Block(nn.Linear(4, 4)), Block(first), Block(nn.Linear(4, 4)), Block(second))
-        assert find_layers(model) == [("1.feed_forward", first), ("3.feed_forward", second)]
+        assert find_layers(model) == [
+            ("1.feed_forward", first.parallel_experts),
+            ("3.feed_forward", second.parallel_experts),
+        ]
 
     with_group(body)
 
@@ -60,8 +63,8 @@ def test_layers_are_found_in_the_order_of_the_model_dense_layers_left_out() -> N
 def test_wrappers_are_looked_through() -> None:
     def body(group: ExpertParallelGroup) -> None:
         layer = make_layer(group)
-        assert find_layers(Wrapper(nn.Sequential(Block(layer)))) == [("module.0.feed_forward", layer)]
-        assert find_layers(nn.Sequential(Wrapper(Wrapper(layer)))) == [("0.module.module", layer)]
+        assert find_layers(Wrapper(nn.Sequential(Block(layer)))) == [("module.0.feed_forward", layer.parallel_experts)]
+        assert find_layers(nn.Sequential(Wrapper(Wrapper(layer)))) == [("0.module.module", layer.parallel_experts)]
 
     with_group(body)
 
@@ -72,10 +75,10 @@ def test_compiled_modules_are_looked_through_and_leave_no_trace_in_the_name() ->
         layer = make_layer(group)
         whole: Any = torch.compile(nn.Sequential(Block(layer)), backend="eager")
         assert type(whole).__name__ == "OptimizedModule"
-        assert find_layers(whole) == [("0.feed_forward", layer)]
+        assert find_layers(whole) == [("0.feed_forward", layer.parallel_experts)]
         compiled_layer: Any = torch.compile(layer, backend="eager")
-        assert find_layers(nn.Sequential(Block(compiled_layer))) == [("0.feed_forward", layer)]
-        assert find_layers(compiled_layer) == find_layers(layer) == [("moe", layer)]
+        assert find_layers(nn.Sequential(Block(compiled_layer))) == [("0.feed_forward", layer.parallel_experts)]
+        assert find_layers(compiled_layer) == find_layers(layer) == [("moe", layer.parallel_experts)]
 
     with_group(body)
 
@@ -195,7 +198,9 @@ class Foreign:
 
 
 def test_a_layer_that_another_coordinates_is_refused() -> None:
-    message = refusal_of(lambda layer: setattr(layer, "coordinator", Foreign(layer.coordinator)))
+    message = refusal_of(
+        lambda layer: setattr(layer.parallel_experts, "coordinator", Foreign(layer.parallel_experts.coordinator))
+    )
     assert "has an agent already: close it before the next one is made" in message
 
 
@@ -228,7 +233,7 @@ def test_layers_of_two_groups_are_refused() -> None:
 
 
 def describe_with(**changes: Any) -> dict[str, object]:
-    return with_group(lambda group: describe_layer("a", make_layer(group, **changes)))
+    return with_group(lambda group: describe_layer("a", make_layer(group, **changes).parallel_experts))
 
 
 @pytest.mark.parametrize(
@@ -249,7 +254,10 @@ def test_layers_that_differ_are_described_differently(changes: dict[str, Any], f
 def test_homes_dtypes_and_training_are_described() -> None:
     def body(group: ExpertParallelGroup) -> list[dict[str, object]]:
         frozen = make_layer(group).requires_grad_(False)
-        return [describe_layer("a", each) for each in (make_layer(group), make_layer(group).bfloat16(), frozen)]
+        return [
+            describe_layer("a", each.parallel_experts)
+            for each in (make_layer(group), make_layer(group).bfloat16(), frozen)
+        ]
 
     plain, narrow, frozen = with_group(body)
     assert plain["homes"] == [0, 0, 0]
@@ -260,7 +268,7 @@ def test_homes_dtypes_and_training_are_described() -> None:
 def test_the_shape_described_is_that_of_one_expert_however_many_are_local() -> None:
     def body(rank: Rank) -> dict[str, object]:
         # Rank 0 owns one expert, rank 1 three, rank 2 none.
-        return describe_layer("a", make_layer(rank.group, num_experts=4, home_E=[1, 0, 1, 1]))
+        return describe_layer("a", make_layer(rank.group, num_experts=4, home_E=[1, 0, 1, 1]).parallel_experts)
 
     first, second, third = run_ranks(3, body)
     assert first == second == third
@@ -268,7 +276,7 @@ def test_the_shape_described_is_that_of_one_expert_however_many_are_local() -> N
 
 def test_the_layout_is_that_of_one_expert() -> None:
     def body(group: ExpertParallelGroup) -> None:
-        layout = expert_layout(make_layer(group))
+        layout = make_layer(group).experts.layout()
         assert layout.size_bytes == 3 * 4 * 6 * 4
         assert [tuple(shape) for shape in layout.shapes] == [(4, 6), (4, 6), (6, 4)]
 

@@ -58,13 +58,14 @@ def test_evaluation_counts_nothing_and_changes_no_plan(monkeypatch):
         agent = Agent(model, options(), groups=rank.agent_groups)
         agent.begin_step()
         loss_of(model(batch(CONFIG, step=0, rank=rank.group.rank))).backward()
-        before = [layer.resident_RK.copy() for layer in agent._agent.state.layers]
+        before = [layer.supply.resident_RK.copy() for layer in agent._agent.state.layers]
         model.eval()
         with torch.no_grad():
             evaluated = model(batch(CONFIG, step=9, rank=rank.group.rank))
         model.train()
         summary = agent.end_step()
-        assert all((now.resident_RK == was).all() for now, was in zip(agent._agent.state.layers, before, strict=True))
+        after = [layer.supply.resident_RK for layer in agent._agent.state.layers]
+        assert all((now == was).all() for now, was in zip(after, before, strict=True))
         agent.close()
         model.eval()
         with torch.no_grad():
@@ -106,7 +107,7 @@ def test_poisoned_free_slots_never_reach_the_loss_and_memory_is_allocated_once()
     def body(rank: Rank) -> list[SlotState]:
         model = TinyMoE(CONFIG, rank.group)
         agent = Agent(model, options(), groups=rank.agent_groups)
-        slots = [slot for layer in agent._agent.state.layers for slot in layer.slots.slots]
+        slots = [slot for layer in agent._agent.state.layers for slot in layer.supply.slots.slots]
         addresses = [slot.buffer.data_ptr() for slot in slots]
         layout = agent._agent.state.layers[0].route.layout
         for index in range(3):
@@ -149,7 +150,7 @@ def test_a_training_mode_forward_between_steps_computes_with_the_new_weights():
         step(agent, model, rank, 0)
         with torch.no_grad():
             for layer in model.layers:
-                for weight in layer.experts.weights():
+                for weight in layer.experts.tensors():
                     weight.mul_(1.1)  # what an optimizer does
             between = model(batch(CONFIG, step=5, rank=rank.group.rank))
         agent.weights_changed()  # as a load_state_dict between steps would say

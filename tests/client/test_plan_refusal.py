@@ -118,8 +118,9 @@ def train_with(plans_by_step: dict[int, pb.Plan]) -> list[History]:
             if place == "after begin":
                 state = agents[0]._agent.state
                 for layer in state.layers:
-                    wanted = sum(1 << int(slot) for slot in np.flatnonzero(layer.resident_RK[rank.group.rank] != -1))
-                    ready = lambda layer=layer: layer.slots.ready_bits(weight_epoch=state.weight_epoch)  # noqa: E731
+                    mine_K = layer.supply.resident_RK[rank.group.rank]
+                    wanted = sum(1 << int(slot) for slot in np.flatnonzero(mine_K != -1))
+                    ready = lambda layer=layer: layer.supply.slots.ready_bits(weight_epoch=state.weight_epoch)  # noqa: E731
                     assert eventually(lambda wanted=wanted, ready=ready: ready() == wanted)
 
         options = AgentOptions(ranks_per_node=2, planner_address="127.0.0.1:1")

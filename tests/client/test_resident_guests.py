@@ -36,7 +36,7 @@ def steps(
     done = []
     for _ in range(num_steps):
         agent.begin_step()
-        assert (agent._agent.state.layers[0].resident_RK == -1).all()
+        assert (agent._agent.state.layers[0].supply.resident_RK == -1).all()
         for tokens_E in micro_batches:
             model.layers[0].router.choices = torch.tensor(np.repeat(np.arange(EXPERTS), tokens_E)[:, None])
             loss_of(model(torch.ones(sum(tokens_E), config.dim, dtype=config.dtype))).backward()

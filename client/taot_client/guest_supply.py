@@ -1,0 +1,114 @@
+"""The guests of one layer: which are where on all ranks, and their weights on the way to this rank and from it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from taot_client.counts_gather import GatheredCounts
+from taot_client.home_experts import Weights
+from taot_client.layer_pass import LayerPass
+from taot_client.layer_route import LayerRoute
+from taot_client.parallel_experts import ParallelExperts
+from taot_client.slot_table import SlotTable
+from taot_client.transfer_schedule import align_guests, schedule_moves
+from taot_planning import EMPTY_SLOT
+from taot_planning.arrays import IntArray
+
+if TYPE_CHECKING:
+    from taot_client.agent_state import AgentState
+
+
+class GuestSupply:
+    """Keeps every guest in its slot to the end of the step: weights move once per optimizer step."""
+
+    def __init__(self, state: AgentState, parallel: ParallelExperts, route: LayerRoute, slots: SlotTable) -> None:
+        self.slots = slots
+        self._state = state
+        self._experts = parallel.experts
+        self._home_E = parallel.home_E
+        self._route = route
+        self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
+        self.resident_RK = self.no_guests()
+
+    def no_guests(self) -> IntArray:
+        """A placement in which every expert stays home. Shape: [ranks, slots]."""
+        topology = self._state.topology
+        return np.full((topology.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64)
+
+    def begin_step(self, guests_RK: IntArray | None) -> None:
+        """Forgets the guests of the past and sends for those of the new step, if it has a plan."""
+        self.slots.clear(timeout_seconds=self._state.transfer_timeout_seconds)
+        self.resident_RK = self.no_guests()
+        if guests_RK is not None:
+            self.bring(guests_RK)
+
+    def bring(self, wanted_RK: IntArray) -> None:
+        """Makes the wanted guests resident, sending only those that are not there yet. On every rank alike."""
+        aligned_RK = align_guests(wanted_RK, self.resident_RK)
+        missing_RK = np.where(aligned_RK != self.resident_RK, aligned_RK, EMPTY_SLOT)
+        self.resident_RK = aligned_RK
+        moves = schedule_moves(missing_RK, self._home_E)
+        self._state.note_moves(moves)
+        packed: dict[int, torch.Tensor] = {}
+        shipments = []
+        for move in moves:
+            if move.rank == self._route.rank:
+                # A receive that is under way ends before its slot gets another.
+                self.slots.await_arrival(move.slot, timeout_seconds=self._state.transfer_timeout_seconds)
+                slot = self.slots.begin_receive(move.slot, expert=move.expert, weight_epoch=self._state.weight_epoch)
+                slot.shipment = self._route.weights(move, slot.buffer, step=self._state.step)
+                shipments.append(slot.shipment)
+            elif move.home == self._route.rank:
+                if move.expert not in packed:
+                    packed[move.expert] = self._pack(move.expert)
+                shipments.append(self._route.weights(move, packed[move.expert], step=self._state.step))
+        self._state.weight_mover.post(shipments)
+        self._state.note_sent(shipments)
+
+    def arrived(self, gathered: GatheredCounts) -> IntArray:
+        """The resident guests that are there on their rank, as all ranks have told each other. [ranks, slots]."""
+        slots_K = np.arange(self.resident_RK.shape[1])
+        ready_RK = (gathered.ready_bits_R[:, None] >> slots_K[None, :]) & 1 == 1
+        late_RK = (self.resident_RK != EMPTY_SLOT) & ~ready_RK
+        if late_RK.any():
+            self._state.note_fallback("not_arrived")
+        return np.where(ready_RK, self.resident_RK, EMPTY_SLOT)
+
+    def ready_bits(self) -> int:
+        """One bit per slot of this rank that holds weights of this epoch. Never blocks."""
+        return self.slots.ready_bits(weight_epoch=self._state.weight_epoch)
+
+    def weights(self, layer_pass: LayerPass) -> list[Weights]:
+        """Waits for this rank's guests of a pass, if they are still on their way; their weights in slot order.
+
+        Raises:
+            TransferError: if they do not come.
+        """
+        for slot in layer_pass.slots:
+            with self._state.clock.exposed():
+                self.slots.await_arrival(slot, timeout_seconds=self._state.transfer_timeout_seconds)
+        epoch, guests_K = self._state.weight_epoch, layer_pass.plan.guests_RK[self._route.rank]
+        return [self.slots.weights(slot, expert=int(guests_K[slot]), weight_epoch=epoch) for slot in layer_pass.slots]
+
+    def hold(self, layer_pass: LayerPass) -> None:
+        """Keeps the slots of a pass until its backward has ended."""
+        if not layer_pass.holds_slots:  # a recomputation finds them held by its forward
+            layer_pass.holds_slots = True
+            for slot in layer_pass.slots:
+                self.slots.acquire(slot)
+
+    def release(self, layer_pass: LayerPass) -> None:
+        """Ends the use of a pass's slots: its backward has ended."""
+        for slot in layer_pass.slots:
+            self.slots.release(slot)
+
+    def _pack(self, expert: int) -> torch.Tensor:
+        return self._route.pack(
+            self._experts.split(self._experts.tensors())[self._local_of[expert]],
+            expert=expert,
+            epoch=self._state.weight_epoch,
+            with_checksum=self._state.options.debug,
+        )

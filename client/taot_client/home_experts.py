@@ -1,0 +1,60 @@
+"""What the agent must know of the home experts of one layer: the one interface between it and a framework's layer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from taot_client.expert_layout import ExpertLayout
+
+Weights = tuple[torch.Tensor, ...]
+
+
+class HomeExperts(Protocol):
+    """The home experts of one rank, in ascending order; an adapter writes one for each framework."""
+
+    def tensors(self) -> Weights:
+        """Every tensor that the experts are made of, as the optimizer knows them."""
+
+    def split(self, tensors: Weights) -> list[Weights]:
+        """What belongs to each home expert, as differentiable views of `tensors`: of `tensors()` or of the same shapes.
+
+        The views of all experts together cover the tensors: state that is kept per expert travels with it.
+        """
+
+    def layout(self) -> ExpertLayout:
+        """How one expert lies in a flat buffer; also known where no expert is at home."""
+
+    def compute(self, x_ND: torch.Tensor, expert: Weights) -> torch.Tensor:
+        """Applies one expert, given what `split` says it consists of, to its tokens, also to none. [tokens, dim]."""
+
+
+def split_fused(tensors: Weights) -> list[Weights]:
+    """The experts of fused tensors, whose first axis is the local expert."""
+    # unbind and not indexing: its backward makes one fused gradient, not one of full size for every expert.
+    return list(zip(*(fused.unbind(0) for fused in tensors), strict=True))
+
+
+class FusedExperts:
+    """Home experts kept in fused tensors whose first axis is the local expert; a base for adapters."""
+
+    def tensors(self) -> Weights:
+        """See `HomeExperts`."""
+        raise NotImplementedError
+
+    def split(self, tensors: Weights) -> list[Weights]:
+        """See `HomeExperts`."""
+        return split_fused(tensors)
+
+    def layout(self) -> ExpertLayout:
+        """See `HomeExperts`."""
+        return ExpertLayout.of(self.tensors())
+
+
+def expert_outputs(
+    experts: HomeExperts, x_by_expert: Sequence[torch.Tensor], weights: Sequence[Weights]
+) -> list[torch.Tensor]:
+    """Applies each expert to its tokens."""
+    return [experts.compute(x_ND, expert) for x_ND, expert in zip(x_by_expert, weights, strict=True)]
