@@ -27,6 +27,9 @@ class HomeExperts(Protocol):
     def layout(self) -> ExpertLayout:
         """How one expert lies in a flat buffer; also known where no expert is at home."""
 
+    def at_home(self, x_ND: torch.Tensor, local: int) -> torch.Tensor:
+        """What the framework's own code makes of tokens with one home expert: the self-test's oracle. [tokens, dim]."""
+
     def compute(self, x_ND: torch.Tensor, expert: Weights) -> torch.Tensor:
         """Applies one expert, given what `split` says it consists of, to its tokens, also to none. [tokens, dim]."""
 

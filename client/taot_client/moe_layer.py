@@ -67,6 +67,11 @@ class GatedExperts(FusedExperts, nn.Module):
         """See `HomeExperts`."""
         return self.w_gate, self.w_up, self.w_down
 
+    def at_home(self, x_ND: torch.Tensor, local: int) -> torch.Tensor:
+        """See `HomeExperts`."""
+        hidden_ND = nn.functional.silu(x_ND @ self.w_gate[local]) * (x_ND @ self.w_up[local])
+        return hidden_ND @ self.w_down[local]
+
     def compute(self, x_ND: torch.Tensor, expert: Weights) -> torch.Tensor:
         """See `HomeExperts`."""
         w_gate, w_up, w_down = expert

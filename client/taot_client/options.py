@@ -20,6 +20,18 @@ observe: report and record what a plan would gain; move nothing.
 """
 
 
+SlotResidency = Literal["resident", "shared"]
+"""Where guest weights are kept.
+
+resident: every layer has slots of its own, and weights move once per optimizer step; the default.
+shared: two sets of slots serve all layers in turn, and weights are sent again in backward: less memory, more traffic.
+"""
+
+Relay = Literal["auto", "on", "off"]
+"""Whether guests of one expert in one remote node cross once and are passed on inside; auto: where links between nodes
+cost more than those within (`inter_node_cost` above 1)."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
     """Options of the agent. Ranks compare them at start; `planner_address` and waits for it may differ."""
@@ -55,6 +67,20 @@ class AgentOptions:
     num_slots: int = 2
     """Guest experts each rank can hold per layer; their memory is allocated once."""
 
+    slot_residency: SlotResidency = "resident"
+    """See `SlotResidency`."""
+
+    relay: Relay = "auto"
+    """See `Relay`."""
+
+    measured_gates: bool = True
+    """Make guests only where the compute and link rates measured while training promise a gain, and switch layers off
+    whose measured gain stays negative. False: wherever the plan says."""
+
+    deterministic: bool = False
+    """Plan from the counts at hand alone, with no service, history or timings: two runs, and a run resumed from a
+    checkpoint, are equal bit for bit where the rest of training is."""
+
     ranks_per_node: int | None = None
     """Consecutive ranks per node. None: ranks with the same host name share a node."""
 
@@ -73,7 +99,7 @@ class AgentOptions:
     plan_deadline: timedelta = timedelta(milliseconds=200)
     """How long ranks wait for a plan in `blocking` mode."""
 
-    transfer_timeout: timedelta = timedelta(seconds=30)
+    transfer_timeout: timedelta = timedelta(seconds=8)
     """How long a rank waits for guest weights or gradients once its peers are known to have reached the layer.
     On CUDA the host does not wait: there `group_timeout` bounds a transfer."""
 
@@ -93,6 +119,11 @@ class AgentOptions:
                 "the waits must form a ladder, plan_deadline < transfer_timeout < group_timeout, got"
                 f" {self.plan_deadline}, {self.transfer_timeout}, {self.group_timeout}"
             )
+        if self.deterministic and self.plan_source not in (None, "inline"):
+            raise ValueError(f"deterministic training plans inline, got plan_source {self.plan_source!r}")
+        for name, known in (("slot_residency", SlotResidency), ("relay", Relay)):
+            if getattr(self, name) not in get_args(known):
+                raise ValueError(f"{name} must be one of {get_args(known)}, got {getattr(self, name)!r}")
         self._check_ranges()
         self._check_algorithm()
 
@@ -133,6 +164,8 @@ class AgentOptions:
         """The plan source after the default has been filled in."""
         if self.plan_source is not None:
             return self.plan_source
+        if self.deterministic:
+            return "inline"
         return "inline" if self.planner_address is None else "ahead"
 
 
