@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 RESULTS := benchmarks/results
 
-.PHONY: help install demo check test lint types unit proto bench clean
+.PHONY: help install demo check test test-gpu bench-gpu lint types unit proto bench clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -25,6 +25,9 @@ check: lint types unit  ## Lint, types and the quick tests
 
 test: lint types  ## Everything: lint, types and all tests
 	$(BIN)/python -m pytest
+
+test-gpu: $(STAMP)  ## What needs a GPU: solver, streams and gloo by way of the host on one, NCCL on two or more
+	$(BIN)/python -m pytest -m gpu tests/gpu
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -48,6 +51,11 @@ bench: $(STAMP)  ## Time the planner, reproduce the paper's tables, compare plan
 	$(BIN)/python benchmarks/staleness.py $(TRACE) $(if $(RANKS_PER_NODE),--ranks-per-node $(RANKS_PER_NODE)) --json $(RESULTS)/staleness.json
 	$(BIN)/python benchmarks/assignment.py --json $(RESULTS)/assignment.json
 	$(if $(REFERENCE),$(BIN)/python benchmarks/quality.py $(REFERENCE) --json $(RESULTS)/quality.json)
+
+bench-gpu: $(STAMP)  ## Time the batched solver and the agent's share of a layer on a GPU
+	mkdir -p $(RESULTS)
+	$(BIN)/python benchmarks/batched_planning.py
+	$(BIN)/python benchmarks/gpu_layer.py --json $(RESULTS)/gpu_layer.json
 
 clean:  ## Remove .venv and caches
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis

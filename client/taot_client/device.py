@@ -8,16 +8,24 @@ import torch.distributed as dist
 from taot_client.gloo_mover import GlooMover
 from taot_client.nccl_mover import NcclMover
 from taot_client.shipment import Mover, TransferClock
+from taot_client.staged_mover import StagedMover
+
+
+def is_gloo(group: dist.ProcessGroup) -> bool:
+    """Whether a group carries host memory only."""
+    return group.name() == "gloo"
 
 
 def make_mover(group: dist.ProcessGroup, *, device: torch.device, clock: TransferClock, name: str) -> Mover:
-    """The mover for guests on `device`: gloo on the host, NCCL on CUDA.
+    """The mover for guests on `device`: gloo on the host; on CUDA NCCL, or gloo by way of the host.
 
     Raises:
         ValueError: if the device is of another kind.
     """
     if device.type == "cpu":
         return GlooMover(group, clock=clock, name=name)
+    if device.type == "cuda" and is_gloo(group):
+        return StagedMover(group, clock=clock, name=name)
     if device.type == "cuda":
         return NcclMover(group, device=device)
     raise ValueError(f"experts on {device.type!r} devices are not supported: use cpu or cuda")
@@ -33,3 +41,20 @@ def index_to_device(index: torch.Tensor, device: torch.device) -> torch.Tensor:
 def to_host(values: torch.Tensor) -> torch.Tensor:
     """Brings a small tensor to the host; on CUDA the one synchronisation of a layer's forward."""
     return values.cpu()
+
+
+def exchange_buffers(
+    received: torch.Tensor,
+    sent: torch.Tensor,
+    group: dist.ProcessGroup,
+    *,
+    send_splits: list[int],
+    receive_splits: list[int],
+) -> None:
+    """Fills the rows of `received` with what all ranks sent; by way of the host where the group needs it."""
+    if sent.device.type == "cpu" or not is_gloo(group):
+        group.alltoall_base(received, sent, receive_splits, send_splits).wait()
+        return
+    on_host = torch.empty(received.shape, dtype=received.dtype)
+    group.alltoall_base(on_host, sent.cpu(), receive_splits, send_splits).wait()
+    received.copy_(on_host)

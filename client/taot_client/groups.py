@@ -73,10 +73,12 @@ def expert_parallel_group(
 def agent_groups(group: ExpertParallelGroup, *, device: torch.device, timeout: timedelta) -> AgentGroups:
     """Creates the agent's groups over the ranks of `group`, for guests on `device`. Collective.
 
+    Guests on GPUs travel with NCCL, but where the tokens travel with gloo.
+
     Raises:
         ValueError: if NCCL groups cannot be created, see `_nccl_group`.
     """
-    make = _nccl_group if device.type == "cuda" else _gloo_group
+    make = _nccl_group if device.type == "cuda" and group.tokens.name() != "gloo" else _gloo_group
     return AgentGroups(
         control=_gloo_group(group.tokens, timeout=timeout),
         weights=make(group.tokens, timeout=timeout),

@@ -8,6 +8,8 @@ import torch
 import torch.distributed as dist
 from torch.autograd.function import once_differentiable
 
+from taot_client.device import exchange_buffers
+
 
 class _AllToAll(torch.autograd.Function):
     """Rows to every rank and rows from every rank; in backward the same with the splits exchanged."""
@@ -34,9 +36,13 @@ def _all_to_all_rows(
 ) -> torch.Tensor:
     received_MD = rows_ND.new_empty(sum(receive_splits), rows_ND.shape[1])
     # As bytes, since not every backend knows every dtype.
-    group.alltoall_base(
-        received_MD.view(torch.uint8), rows_ND.contiguous().view(torch.uint8), receive_splits, send_splits
-    ).wait()
+    exchange_buffers(
+        received_MD.view(torch.uint8),
+        rows_ND.contiguous().view(torch.uint8),
+        group,
+        send_splits=send_splits,
+        receive_splits=receive_splits,
+    )
     return received_MD
 
 
