@@ -96,6 +96,11 @@ class AgentState:
         """
         return self.options.transfer_timeout.total_seconds()
 
+    @property
+    def relay_nodes_R(self) -> IntArray | None:
+        """The node of each rank where guests are passed on inside nodes; None: all come from home. Shape: [ranks]."""
+        return self.topology.nodes_R if self.topology.has_relay else None
+
     def layer_after(self, layer: int) -> LayerAgent | None:
         """The layer behind `layer` in forward order."""
         return self.layers[layer + 1] if layer + 1 < len(self.layers) else None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 import threading
 from dataclasses import dataclass, field
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -23,6 +24,8 @@ class _Flight:
     works: list[dist.Work] = field(default_factory=list)
     ended: threading.Event = field(default_factory=threading.Event)
     error: RuntimeError | None = None
+    num_landed: int = 0
+    landing: threading.Condition = field(default_factory=threading.Condition)
 
     def is_done(self) -> bool:
         return self.ended.is_set() and self.error is None
@@ -37,31 +40,56 @@ class _Flight:
         try:
             for work in self.works:
                 work.wait()
+                self._land()
         except RuntimeError as error:
             self.error = self.error or error
         finally:
             self.works.clear()  # they hold the buffers
             self.clock.arrive()
             self.ended.set()
+            with self.landing:
+                self.landing.notify_all()
+
+    def await_piece(self, index: int) -> None:
+        """Waits until a piece has landed. The group's own timeout bounds it: no piece outlives that.
+
+        Raises:
+            RuntimeError: if the transfer failed before.
+        """
+        with self.landing:
+            self.landing.wait_for(lambda: self.num_landed > index or self.ended.is_set())
+            if self.num_landed <= index:
+                raise self.error or RuntimeError("it ended before its last piece")
+
+    def _land(self) -> None:
+        with self.landing:
+            self.num_landed += 1
+            self.landing.notify_all()
+
+
+_Queue = queue.SimpleQueue[_Flight | None]
 
 
 class GlooMover:
-    """Carries shipments over a gloo group. One watcher thread per direction waits for them in order."""
+    """Carries shipments over a gloo group.
+
+    One watcher thread per direction waits for them in order; a third sends what is passed on once it has arrived.
+    """
 
     def __init__(self, group: dist.ProcessGroup, *, clock: TransferClock, name: str) -> None:
         self._group = group
         self._clock = clock
+        self._posting = threading.Lock()
         self._posted: list[Shipment] = []
-        self._queues: dict[bool, queue.SimpleQueue[_Flight | None]] = {}
-        for is_receive in (True, False):
-            self._queues[is_receive] = queue.SimpleQueue()
-            watcher = threading.Thread(
-                target=self._watch,
-                args=(self._queues[is_receive],),
-                name=f"taot-{name}-{'receives' if is_receive else 'sends'}",
-                daemon=True,
-            )
-            watcher.start()
+        self._receives: _Queue = queue.SimpleQueue()
+        self._sends: _Queue = queue.SimpleQueue()
+        self._relays: queue.SimpleQueue[list[Shipment] | None] = queue.SimpleQueue()
+        for part, target in (
+            ("receives", partial(_watch, self._receives)),
+            ("sends", partial(_watch, self._sends)),
+            ("relays", self._watch_relays),
+        ):
+            threading.Thread(target=target, name=f"taot-{name}-{part}", daemon=True).start()
 
     def post(self, shipments: list[Shipment]) -> None:
         """Posts all receives before the first send: sends to a rank that is receiving already start at once.
@@ -69,18 +97,21 @@ class GlooMover:
         What cannot be posted, since the peer has gone, fails when it is waited for.
         """
         self._posted = [each for each in self._posted if not each.is_done()]
-        for shipment in sorted(shipments, key=lambda each: not each.is_receive):
+        relayed: dict[tuple[int, ...], list[Shipment]] = {}
+        # Receives are watched by stage. What is passed on waits for none but those of stage 0, which wait for nobody:
+        # in another order two ranks may wait for each other's relays for ever.
+        for shipment in sorted(shipments, key=lambda each: (not each.is_receive, each.stage)):
             self._clock.depart()
-            flight = _Flight(clock=self._clock)
-            shipment.completion = flight
-            transfer = self._group.recv if shipment.is_receive else self._group.send
-            try:
-                for piece in torch.split(shipment.buffer, PIECE_BYTES):
-                    flight.works.append(transfer([piece], shipment.peer, shipment.tag))
-            except RuntimeError as error:
-                flight.error = error
+            flight = shipment.completion = _Flight(clock=self._clock)
             self._posted.append(shipment)
-            self._queues[shipment.is_receive].put(flight)
+            if shipment.after:
+                relayed.setdefault(tuple(map(id, shipment.after)), []).append(shipment)
+                continue
+            for piece in torch.split(shipment.buffer, PIECE_BYTES):
+                self._post_piece(shipment, flight, piece)
+            (self._receives if shipment.is_receive else self._sends).put(flight)
+        for together in relayed.values():
+            self._relays.put(together)
 
     def drain(self, timeout_seconds: float) -> None:
         """Waits until every posted transfer has completed."""
@@ -90,9 +121,55 @@ class GlooMover:
 
     def close(self) -> None:
         """Lets the watcher threads end once they have seen what was posted."""
-        for each in self._queues.values():
-            each.put(None)
+        self._receives.put(None)
+        self._relays.put(None)  # which ends the sends, to which it still adds
 
-    def _watch(self, flights: queue.SimpleQueue[_Flight | None]) -> None:
-        while (flight := flights.get()) is not None:
-            flight.complete()
+    def _post_piece(self, shipment: Shipment, flight: _Flight, piece: torch.Tensor) -> None:
+        if flight.error is not None:
+            return
+        transfer = self._group.recv if shipment.is_receive else self._group.send
+        try:
+            with self._posting:
+                flight.works.append(transfer([piece], shipment.peer, shipment.tag))
+        except RuntimeError as error:
+            flight.error = error
+
+    def _watch_relays(self) -> None:
+        while (together := self._relays.get()) is not None:
+            flights = [_flight_of(each) for each in together]
+            try:
+                self._pass_on(together, flights)
+            except Exception as error:  # noqa: BLE001 - the top of a thread
+                for flight in flights:
+                    flight.error = flight.error or RuntimeError(f"there is nothing to pass on: {error}")
+            for flight in flights:
+                self._sends.put(flight)
+        self._sends.put(None)
+
+    def _pass_on(self, together: list[Shipment], flights: list[_Flight]) -> None:
+        """Posts sends that wait for the same receives, piece by piece where these are passed on as they are."""
+        first = together[0]
+        received = [_flight_of(each) for each in first.after]
+        num_pieces = -(-first.buffer.numel() // PIECE_BYTES)
+        if first.prepare is not None:
+            for each in received:
+                each.await_piece(num_pieces - 1)
+            for shipment in together:
+                if shipment.prepare is not None:
+                    shipment.prepare()
+        for index in range(num_pieces):
+            for each in received:
+                each.await_piece(index)
+            for shipment, flight in zip(together, flights, strict=True):
+                piece = shipment.buffer[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]
+                self._post_piece(shipment, flight, piece)
+
+
+def _flight_of(shipment: Shipment) -> _Flight:
+    assert isinstance(shipment.completion, _Flight), "this mover has posted it"
+    return shipment.completion
+
+
+def _watch(flights: _Queue) -> None:
+    while (flight := flights.get()) is not None:
+        flight.complete()

@@ -9,6 +9,7 @@ see it. The gate is created early in forward (a layer ahead where possible), so 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,7 +18,7 @@ from torch.autograd.function import once_differentiable
 from taot_client.home_experts import Weights, split_fused
 from taot_client.layer_route import LayerRoute
 from taot_client.shipment import Mover, Shipment, TransferClock
-from taot_client.transfer_schedule import Move
+from taot_client.transfer_schedule import Move, gradient_order
 
 Collect = Callable[[], list[tuple[int, Weights]]]
 """Waits for the gradients of a pass's guests: local expert and gradients of each, in the order of addition."""
@@ -51,24 +52,42 @@ class GradientExchange:
         """
         self._advance(to="launched", after="waiting")
         shipments = []
-        for move in self._moves:
-            if move.home == self._route.rank:
+        passed_on: dict[int, list[tuple[Move, Shipment]]] = {}
+        for move in gradient_order(self._moves):
+            if move.source == self._route.rank:
                 shipment = self._route.gradient(move, self._route.new_buffer(), step=self._step)
-                self._inbound.append((move, shipment))
+                inbound = self._inbound if move.home == move.source else passed_on.setdefault(move.expert, [])
+                inbound.append((move, shipment))
                 shipments.append(shipment)
             elif move.rank == self._route.rank:
                 buffer = self._route.pack(
                     gradients_of_slot[move.slot], expert=move.expert, epoch=_GRADIENT, with_checksum=False
                 )
-                shipments.append(self._route.gradient(move, buffer, step=self._step))
+                shipment = self._route.gradient(move, buffer, step=self._step)
+                if move.is_relay:
+                    parts = _in_order_of_addition(passed_on[move.expert])
+                    shipment.after = tuple(part for _, part in parts)
+                    shipment.prepare = partial(self._add_parts, shipment)
+                shipments.append(shipment)
         self._mover.post(shipments)
         return shipments
+
+    def _add_parts(self, total: Shipment) -> None:
+        """Adds to this rank's own gradient what the guests of its node have sent, so that one sum crosses."""
+        views = self._route.layout.views(total.buffer)
+        parts = []
+        for each in total.after:
+            self._route.check_label(each.buffer, expert=total.cargo.expert, epoch=_GRADIENT)
+            parts.append(self._route.layout.views(each.buffer))
+        for index, view in enumerate(views):
+            _add(view, [part[index] for part in parts])
 
     def collect(self, *, clock: TransferClock, timeout_seconds: float) -> list[tuple[int, Weights]]:
         """Waits for the gradients of this rank's experts. Once.
 
         Returns:
-            (expert, its gradients) per guest, by guest rank and slot: the order in which they are added.
+            (expert, its gradients) per guest that came from here, by its rank and slot: the order in which they are
+            added. With relays such a gradient may be the sum over the guests of a node.
 
         Raises:
             TransferError: if one does not arrive.
@@ -76,7 +95,7 @@ class GradientExchange:
         """
         self._advance(to="collected", after="launched")
         arrived = []
-        for move, shipment in sorted(self._inbound, key=lambda pair: (pair[0].rank, pair[0].slot)):
+        for move, shipment in _in_order_of_addition(self._inbound):
             with clock.exposed():
                 shipment.wait(timeout_seconds)
             self._route.check_label(shipment.buffer, expert=move.expert, epoch=_GRADIENT)
@@ -174,10 +193,19 @@ def add_guest_gradients(
     by_expert = split(summed)
     for expert in sorted({expert for expert, _ in returned}):
         for index, home in enumerate(by_expert[expert]):
-            wide = torch.promote_types(home.dtype, torch.float32)
-            total = home.to(wide, copy=True)
-            for guest_of, guest_grads in returned:
-                if guest_of == expert:
-                    total += guest_grads[index].to(wide)
-            home.copy_(total)
+            _add(home, [guest_grads[index] for guest_of, guest_grads in returned if guest_of == expert])
     return summed
+
+
+def _add(total: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
+    """Adds the parts to a tensor in place: in fp32 or wider, in order, rounded once."""
+    wide = torch.promote_types(total.dtype, torch.float32)
+    exact = total.to(wide, copy=True)
+    for part in parts:
+        exact += part.to(wide)
+    total.copy_(exact)
+
+
+def _in_order_of_addition(inbound: Sequence[tuple[Move, Shipment]]) -> list[tuple[Move, Shipment]]:
+    """By guest rank and slot, however they travelled."""
+    return sorted(inbound, key=lambda pair: (pair[0].rank, pair[0].slot))

@@ -12,8 +12,9 @@ from taot_client.home_experts import Weights
 from taot_client.layer_pass import LayerPass
 from taot_client.layer_route import LayerRoute
 from taot_client.parallel_experts import ParallelExperts
+from taot_client.shipment import Shipment
 from taot_client.slot_table import SlotTable
-from taot_client.transfer_schedule import align_guests, schedule_moves
+from taot_client.transfer_schedule import Move, align_guests, schedule_moves
 from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
 
@@ -48,25 +49,45 @@ class GuestSupply:
     def bring(self, wanted_RK: IntArray) -> None:
         """Makes the wanted guests resident, sending only those that are not there yet. On every rank alike."""
         aligned_RK = align_guests(wanted_RK, self.resident_RK)
-        missing_RK = np.where(aligned_RK != self.resident_RK, aligned_RK, EMPTY_SLOT)
+        is_there_RK = aligned_RK == self.resident_RK
+        moves = schedule_moves(
+            np.where(is_there_RK, EMPTY_SLOT, aligned_RK),
+            self._home_E,
+            relay_nodes_R=self._state.relay_nodes_R,
+            resident_RK=np.where(is_there_RK, aligned_RK, EMPTY_SLOT),
+        )
         self.resident_RK = aligned_RK
-        moves = schedule_moves(missing_RK, self._home_E)
         self._state.note_moves(moves)
         packed: dict[int, torch.Tensor] = {}
         shipments = []
         for move in moves:
             if move.rank == self._route.rank:
-                # A receive that is under way ends before its slot gets another.
-                self.slots.await_arrival(move.slot, timeout_seconds=self._state.transfer_timeout_seconds)
-                slot = self.slots.begin_receive(move.slot, expert=move.expert, weight_epoch=self._state.weight_epoch)
-                slot.shipment = self._route.weights(move, slot.buffer, step=self._state.step)
-                shipments.append(slot.shipment)
-            elif move.home == self._route.rank:
+                shipments.append(self._receive(move))
+            elif move.source == self._route.rank and move.stage:
+                shipments.append(self._pass_on(move))
+            elif move.source == self._route.rank:
                 if move.expert not in packed:
                     packed[move.expert] = self._pack(move.expert)
                 shipments.append(self._route.weights(move, packed[move.expert], step=self._state.step))
         self._state.weight_mover.post(shipments)
         self._state.note_sent(shipments)
+
+    def _receive(self, move: Move) -> Shipment:
+        # Transfers that are under way end before their slot gets another guest.
+        self.slots.await_quiet(move.slot, timeout_seconds=self._state.transfer_timeout_seconds)
+        slot = self.slots.begin_receive(move.slot, expert=move.expert, weight_epoch=self._state.weight_epoch)
+        slot.shipment = self._route.weights(move, slot.buffer, step=self._state.step)
+        return slot.shipment
+
+    def _pass_on(self, move: Move) -> Shipment:
+        """Sends a guest on from this rank's own slot, as soon as it is there."""
+        (index,) = np.flatnonzero(self.resident_RK[self._route.rank] == move.expert)
+        slot = self.slots.slots[index]
+        assert slot.shipment is not None, "a guest came by a shipment"
+        shipment = self._route.weights(move, slot.buffer, step=self._state.step)
+        shipment.after = (slot.shipment,)
+        slot.outgoing.append(shipment)
+        return shipment
 
     def arrived(self, gathered: GatheredCounts) -> IntArray:
         """The resident guests that are there on their rank, as all ranks have told each other. [ranks, slots]."""

@@ -202,7 +202,7 @@ class LayerAgent:
             return None
         return GradientExchange(
             route=self.route,
-            moves=schedule_moves(guests_RK, self._home_E),
+            moves=schedule_moves(guests_RK, self._home_E, relay_nodes_R=self._state.relay_nodes_R),
             mover=self._state.gradient_mover,
             step=site.step,
         )

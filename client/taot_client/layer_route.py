@@ -66,21 +66,22 @@ class LayerRoute:
             raise RuntimeError(f"expert {expert} of layer {self.name!r} changed between send and use")
 
     def weights(self, move: Move, buffer: torch.Tensor, *, step: int) -> Shipment:
-        """This rank's end of a guest's way out, from home to guest rank."""
-        return self._shipment("weights", move, buffer, step=step, sender=move.home, receiver=move.rank)
+        """This rank's end of a guest's way out, from its source to its rank."""
+        return self._shipment("weights", move, buffer, step=step, stage=move.stage)
 
     def gradient(self, move: Move, buffer: torch.Tensor, *, step: int) -> Shipment:
-        """This rank's end of a gradient's way home."""
-        return self._shipment("gradient", move, buffer, step=step, sender=move.rank, receiver=move.home)
+        """This rank's end of a gradient's way home, from the guest's rank to its source."""
+        return self._shipment("gradient", move, buffer, step=step, stage=int(move.is_relay))
 
-    def _shipment(
-        self, kind: str, move: Move, buffer: torch.Tensor, *, step: int, sender: int, receiver: int
-    ) -> Shipment:
+    def _shipment(self, kind: str, move: Move, buffer: torch.Tensor, *, step: int, stage: int) -> Shipment:
+        sender, receiver = (move.source, move.rank) if kind == "weights" else (move.rank, move.source)
         is_receive = receiver == self.rank
         return Shipment(
             cargo=Cargo(kind=kind, expert=move.expert, layer=self.name, step=step),
             peer=sender if is_receive else receiver,
-            tag=self.layer * MAX_SLOTS + move.slot,
+            # Stages have tags of their own: what is passed on may leave later than what was posted after it.
+            tag=(2 * self.layer + stage) * MAX_SLOTS + move.slot,
             buffer=buffer,
             is_receive=is_receive,
+            stage=stage,
         )

@@ -46,28 +46,37 @@ class NcclMover:
         dist.all_reduce(torch.zeros(1, device=device), group=group)
 
     def post(self, shipments: list[Shipment]) -> None:
-        """Enqueues the transfers in batches, behind what the current stream has been given so far."""
+        """Enqueues the transfers in batches, behind what the current stream has been given so far.
+
+        What is passed on goes into batches of its own, behind what it consists of.
+        """
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            for start in range(0, len(shipments), MAX_BATCH_OPERATIONS):
-                batch = shipments[start : start + MAX_BATCH_OPERATIONS]
-                for shipment in batch:
+            for stage in sorted({each.stage for each in shipments}):
+                of_stage = [each for each in shipments if each.stage == stage]
+                for shipment in of_stage:
                     shipment.buffer.record_stream(self._stream)
-                operations = [
-                    dist.P2POp(
-                        dist.irecv if shipment.is_receive else dist.isend,
-                        shipment.buffer,
-                        group=self._group,
-                        group_peer=shipment.peer,
-                    )
-                    for shipment in batch
-                ]
-                for work in dist.batch_isend_irecv(operations):
-                    work.wait()
-                event = torch.cuda.Event()
-                event.record(self._stream)
-                for shipment in batch:
-                    shipment.completion = _Arrival(event)
+                    if shipment.prepare is not None:
+                        shipment.prepare()
+                for start in range(0, len(of_stage), MAX_BATCH_OPERATIONS):
+                    self._post_batch(of_stage[start : start + MAX_BATCH_OPERATIONS])
+
+    def _post_batch(self, batch: list[Shipment]) -> None:
+        operations = [
+            dist.P2POp(
+                dist.irecv if shipment.is_receive else dist.isend,
+                shipment.buffer,
+                group=self._group,
+                group_peer=shipment.peer,
+            )
+            for shipment in batch
+        ]
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        event = torch.cuda.Event()
+        event.record(self._stream)
+        for shipment in batch:
+            shipment.completion = _Arrival(event)
 
     def drain(self, timeout_seconds: float) -> None:
         """Makes what the current stream is given next wait for everything that was posted."""

@@ -55,6 +55,16 @@ class Shipment:
     is_receive: bool
     """Direction."""
 
+    stage: int = 0
+    """0 for what is sent at once, 1 for what a rank passes on after it has received; equal at both ends."""
+
+    after: tuple[Shipment, ...] = ()
+    """Receives of stage 0, or posted earlier, that end before this one is sent. One alone, of the same buffer, without
+    `prepare`: the buffer is passed on as it arrives."""
+
+    prepare: Callable[[], None] | None = None
+    """Fills the buffer once all of `after` have arrived."""
+
     completion: Completion | None = None
     """Set by the mover that posted it."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import torch
@@ -40,6 +40,9 @@ class Slot:
     num_users: int = 0
     """Micro-batches whose backward has yet to use the weights."""
 
+    outgoing: list[Shipment] = field(default_factory=list)
+    """Transfers that pass the weights on to other ranks and read the buffer meanwhile."""
+
 
 class SlotTable:
     """The slots of one layer on this rank, allocated once."""
@@ -56,6 +59,7 @@ class SlotTable:
         slot = self.slots[index]
         assert slot.num_users == 0, f"slot {index} is in use and cannot receive"
         assert slot.state is not SlotState.RECEIVING, f"slot {index} is receiving already"
+        assert not slot.outgoing, f"slot {index} is passed on and cannot receive"
         slot.state, slot.expert, slot.weight_epoch = SlotState.RECEIVING, expert, weight_epoch
         return slot
 
@@ -79,6 +83,18 @@ class SlotTable:
             assert slot.shipment is not None, "a receiving slot has a shipment"
             slot.shipment.wait(timeout_seconds)
             slot.state = SlotState.READY
+
+    def await_quiet(self, index: int, *, timeout_seconds: float) -> None:
+        """Waits until no transfer writes or reads a slot.
+
+        Raises:
+            TransferError: if one does not end; the memory cannot be used again.
+        """
+        self.await_arrival(index, timeout_seconds=timeout_seconds)
+        slot = self.slots[index]
+        for shipment in slot.outgoing:
+            shipment.wait(timeout_seconds)
+        slot.outgoing.clear()
 
     def weights(self, index: int, *, expert: int, weight_epoch: int) -> tuple[torch.Tensor, ...]:
         """The weights of the guest in a slot, as views.
@@ -109,10 +125,10 @@ class SlotTable:
         """Empties every slot: the weights it holds belong to the past.
 
         Raises:
-            TransferError: if a receive under way does not end; its memory cannot be used again.
+            TransferError: if a transfer under way does not end; its memory cannot be used again.
         """
         for index, slot in enumerate(self.slots):
-            self.await_arrival(index, timeout_seconds=timeout_seconds)
+            self.await_quiet(index, timeout_seconds=timeout_seconds)
             slot.state, slot.expert, slot.weight_epoch = SlotState.EMPTY, -1, -1
             slot.shipment, slot.num_users = None, 0
             self._fill_with_nan(slot)

@@ -32,13 +32,13 @@ class StepSummary:
     """The same as it was; in observe mode, as the plan would have made it."""
 
     guests_intra: int
-    """Guests moved within a node, over all layers and micro-batches."""
+    """Guests that came from a rank of the same node, over all layers and micro-batches: from home, or passed on."""
 
     guests_inter: int
-    """Guests moved across nodes."""
+    """Guests that came from another node."""
 
     weighted_cost: float
-    """Sum over moved guests of the cost of home -> guest rank, relative to the innermost level."""
+    """Sum over moved guests of the cost of source -> guest rank, relative to the innermost level."""
 
     fallbacks: Mapping[str, int]
     """Passes through a layer that ran without guests that were wanted, by reason."""
@@ -62,8 +62,8 @@ class StepTally:
     def add_moves(self, moves: Sequence[Move], topology: Topology) -> None:
         """Adds guests that were sent to their slots."""
         for move in moves:
-            self._guests[int(topology.nodes_R[move.home] != topology.nodes_R[move.rank])] += 1
-            self._cost += int(topology.cost_milli_RR[move.home, move.rank]) / 1000
+            self._guests[int(topology.nodes_R[move.source] != topology.nodes_R[move.rank])] += 1
+            self._cost += int(topology.cost_milli_RR[move.source, move.rank]) / 1000
 
     def add_fallback(self, reason: str) -> None:
         """Notes a pass that ran without guests that were wanted."""

@@ -1,12 +1,14 @@
-"""In which order guests travel: a pure function of the placement, the same on every rank.
+"""In which order guests travel, and from where: a pure function of the placement, the same on every rank.
 
 Transfers are laid out in the rounds of a round-robin tournament, in which every rank meets one peer at a time,
-so that what one rank sends first is what its peer receives first.
+so that what one rank sends first is what its peer receives first. With relays there are two stages of them: an
+expert first crosses to one rank of each remote node, which then passes it on to the others.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -16,13 +18,16 @@ from taot_planning.arrays import IntArray
 
 @dataclass(frozen=True, kw_only=True, order=True)
 class Move:
-    """One expert on its way from home to a guest slot; gradients take the same way back."""
+    """One expert on its way to a guest slot; gradients take the same way back."""
+
+    stage: int = 0
+    """0 from its home, 1 from a rank of the guest's own node that passes it on."""
 
     round: int
-    """Tournament round in which home and guest rank meet."""
+    """Tournament round in which source and guest rank meet."""
 
-    home: int
-    """Rank that owns the expert."""
+    source: int
+    """Rank that sends it: the home, or with relays a rank of the guest's node."""
 
     rank: int
     """Rank that hosts the guest."""
@@ -32,6 +37,12 @@ class Move:
 
     expert: int
     """The expert."""
+
+    home: int
+    """Rank that owns the expert."""
+
+    is_relay: bool = False
+    """Whether `rank` passes this guest on to others of its node, and adds up their gradients."""
 
 
 def tournament_round(a: int, b: int, *, num_ranks: int) -> int:
@@ -43,21 +54,74 @@ def tournament_round(a: int, b: int, *, num_ranks: int) -> int:
     return (a + b) % fixed
 
 
-def schedule_moves(guests_RK: IntArray, home_E: IntArray) -> list[Move]:
+def schedule_moves(
+    guests_RK: IntArray,
+    home_E: IntArray,
+    *,
+    relay_nodes_R: IntArray | None = None,
+    resident_RK: IntArray | None = None,
+) -> list[Move]:
     """Lists the transfers that fill the given slots, in the order in which every rank posts them.
+
+    With relays each expert crosses at most once to each remote node: to the guest of it whose rank takes the fewest
+    crossings so far, or not at all where a rank of the node has it already.
 
     Args:
         guests_RK: expert to bring into each slot, -1 where nothing moves. Shape: [ranks, slots].
         home_E: home rank of each expert. Shape: [experts].
+        relay_nodes_R: node of each rank, where guests are passed on inside it; None: all come from their home.
+            Shape: [ranks].
+        resident_RK: experts whose weights the ranks have and keep meanwhile; used with relays. Shape: [ranks, slots].
     """
     num_ranks = guests_RK.shape[0]
+    relay_of: dict[tuple[int, int], int] = {}
+    if relay_nodes_R is not None:
+        relay_of = _choose_relays(guests_RK, home_E, relay_nodes_R, resident_RK)
     moves = []
     for rank, slot in np.argwhere(guests_RK != EMPTY_SLOT).tolist():
         expert = int(guests_RK[rank, slot])
         home = int(home_E[expert])
-        met = tournament_round(home, rank, num_ranks=num_ranks)
-        moves.append(Move(round=met, home=home, rank=rank, slot=slot, expert=expert))
-    return sorted(moves)
+        relay = home if relay_nodes_R is None else relay_of.get((expert, int(relay_nodes_R[rank])), home)
+        source = home if relay == rank else relay
+        met = tournament_round(source, rank, num_ranks=num_ranks)
+        stage = int(source != home)
+        moves.append(Move(stage=stage, round=met, source=source, rank=rank, slot=slot, expert=expert, home=home))
+    passed_on = {(move.source, move.expert) for move in moves if move.stage}
+    return sorted(replace(move, is_relay=(move.rank, move.expert) in passed_on) for move in moves)
+
+
+def gradient_order(moves: Sequence[Move]) -> list[Move]:
+    """The same moves in the order in which every rank posts their gradients: the sums that relays make come last."""
+    return sorted(moves, key=lambda move: (move.is_relay, move))
+
+
+def _choose_relays(
+    guests_RK: IntArray, home_E: IntArray, nodes_R: IntArray, resident_RK: IntArray | None
+) -> dict[tuple[int, int], int]:
+    """The rank through which an expert reaches a remote node, by (expert, node)."""
+    hosts = _ranks_by_node(guests_RK, nodes_R)
+    holders = {} if resident_RK is None else _ranks_by_node(resident_RK, nodes_R)
+    num_crossings = [0] * guests_RK.shape[0]
+    relay_of: dict[tuple[int, int], int] = {}
+    # Single guests have no choice: they come first, so that the others can avoid their ranks.
+    for key in sorted(hosts, key=lambda each: (len(hosts[each]), each)):
+        expert, node = key
+        if nodes_R[home_E[expert]] == node:
+            continue
+        if key in holders:
+            relay_of[key] = holders[key][0]
+            continue
+        relay_of[key] = min(hosts[key], key=lambda rank: (num_crossings[rank], rank))
+        num_crossings[relay_of[key]] += 1
+    return relay_of
+
+
+def _ranks_by_node(placed_RK: IntArray, nodes_R: IntArray) -> dict[tuple[int, int], list[int]]:
+    """The ranks with a copy of an expert, in order, by (expert, node)."""
+    ranks: dict[tuple[int, int], list[int]] = {}
+    for rank, slot in np.argwhere(placed_RK != EMPTY_SLOT).tolist():
+        ranks.setdefault((int(placed_RK[rank, slot]), int(nodes_R[rank])), []).append(rank)
+    return ranks
 
 
 def align_guests(wanted_RK: IntArray, resident_RK: IntArray) -> IntArray:

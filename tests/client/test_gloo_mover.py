@@ -244,7 +244,7 @@ def test_closing_ends_the_watchers_once_they_have_seen_everything() -> None:
         return watchers
 
     watchers = [thread for threads in run_ranks(2, body) for thread in threads]
-    names = sorted(f"taot-rank{rank}-{direction}" for rank in range(2) for direction in ("receives", "sends"))
+    names = sorted(f"taot-rank{rank}-{direction}" for rank in range(2) for direction in ("receives", "relays", "sends"))
     assert sorted(thread.name for thread in watchers) == names
     for thread in watchers:
         thread.join(LONG_SECONDS)
