@@ -11,11 +11,14 @@ from taot_client.agent_state import AgentState
 from taot_client.coordinator import PlainCoordinator
 from taot_client.device import make_mover
 from taot_client.groups import AgentGroups, ExpertParallelGroup, all_gather_text
+from taot_client.guest_memory import GuestMemory
+from taot_client.guest_supply import GuestSupply
 from taot_client.layer_agent import LayerAgent
 from taot_client.layer_route import LayerRoute
 from taot_client.leader import Leader
 from taot_client.model_layers import NamedLayer, model_device
 from taot_client.options import AgentOptions
+from taot_client.shared_supply import SharedSlots, SharedSupply
 from taot_client.slot_table import SlotTable
 from taot_client.step_control import LEADER, StepControl
 from taot_client.step_record import StepMode, StepRecord
@@ -70,8 +73,8 @@ class ActiveAgent:
         state, device = self.state, model_device(self._layers)
         state.weight_mover = make_mover(groups.weights, device=device, clock=state.clock, name="weights")
         state.gradient_mover = make_mover(groups.gradients, device=device, clock=state.clock, name="gradients")
-        for index, (name, layer) in enumerate(self._layers):
-            route = LayerRoute(
+        routes = [
+            LayerRoute(
                 rank=state.group.rank,
                 layer=index,
                 name=name,
@@ -79,17 +82,34 @@ class ActiveAgent:
                 device=device,
                 is_labelled=device.type == "cpu" or state.options.debug,
             )
-            slots = SlotTable(route, num_slots=state.options.num_slots, poison=state.options.debug)
-            state.layers.append(LayerAgent(state, layer, route, slots))
+            for index, (name, layer) in enumerate(self._layers)
+        ]
+        memory = GuestMemory(routes, num_slots=state.options.num_slots, residency=state.options.slot_residency)
+        shared = SharedSlots.of(memory.num_sets) if state.options.slot_residency == "shared" else None
+        for route, (_, layer) in zip(routes, self._layers, strict=True):
+            slots = SlotTable(route, memory.buffers_of(route.layer), poison=state.options.debug)
+            supply = (
+                GuestSupply(state, layer, route, slots)
+                if shared is None
+                else SharedSupply(state, layer, route, slots, shared=shared)
+            )
+            state.layers.append(LayerAgent(state, layer, route, supply))
             layer.coordinator = state.layers[-1]
-        guest_bytes = sum(len(each.supply.slots.slots) * each.route.layout.buffer_bytes for each in state.layers)
+        self._announce(memory)
+
+    def _announce(self, memory: GuestMemory) -> None:
+        state = self.state
         logger.log(
             logging.INFO if state.leader is not None else logging.DEBUG,
-            "%d ranks, %d layers, %d guest slots each, %.1f MB of guest memory a rank, plans %s, planner %s",
+            "%d ranks, %d layers, %d sets of %d %s guest slots, %.1f MB (%d bytes) of guest memory a rank,"
+            " plans %s, planner %s",
             state.group.size,
             len(state.layers),
+            memory.num_sets,
             state.options.num_slots,
-            guest_bytes / 1e6,
+            state.options.slot_residency,
+            memory.num_bytes / 1e6,
+            memory.num_bytes,
             state.options.effective_plan_source,
             state.options.planner_address or "none",
         )

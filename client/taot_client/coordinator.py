@@ -18,7 +18,7 @@ from taot_planning.arrays import IntArray
 
 
 class Coordinator(Protocol):
-    """The four questions of a layer's forward, in the order in which it asks them."""
+    """The five questions of a layer's forward, in the order in which it asks them."""
 
     def gate(self, weights: Weights) -> Weights:
         """Returns the home weights to compute with, behind whatever must see their gradients."""
@@ -31,6 +31,9 @@ class Coordinator(Protocol):
 
     def guests(self, layer_pass: LayerPass, x_guest: torch.Tensor) -> tuple[torch.Tensor, list[Weights]]:
         """Waits for the guests of a pass; returns their tokens and the weights of each, in slot order."""
+
+    def leave_guests(self, layer_pass: LayerPass, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Notes that the guests have computed; returns their outputs, behind what must run before their backward."""
 
 
 class PlainCoordinator:
@@ -68,6 +71,11 @@ class PlainCoordinator:
         """There are none."""
         del layer_pass
         return x_guest, []
+
+    def leave_guests(self, layer_pass: LayerPass, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """There were none."""
+        del layer_pass
+        return outputs
 
 
 def home_only_pass(

@@ -156,7 +156,7 @@ class GlooMover:
                 each.await_piece(num_pieces - 1)
             for shipment in together:
                 if shipment.prepare is not None:
-                    shipment.prepare()
+                    shipment.prepare(shipment)
         for index in range(num_pieces):
             for each in received:
                 each.await_piece(index)

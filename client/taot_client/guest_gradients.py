@@ -1,15 +1,15 @@
 """Guest gradients on their way home, as part of the autograd graph.
 
-Two nodes do it. The *entry* stands before the guest experts: its backward runs when their gradients exist and
-posts them home. The *gate* stands before the home experts' weights: its backward waits for what the guests sent,
-adds it up in a fixed order and only then lets the sum reach `.grad`, before any hook, clipping or reduction can
-see it. The gate is created early in forward (a layer ahead where possible), so that its backward runs late.
+The *entry* stands before the guest experts: its backward runs when their gradients exist and posts them home. The
+*exit* stands behind them: its backward runs first, where weights must come back before they are used. The *gate*
+stands before the home experts' weights: its backward waits for what the guests sent, adds it up in a fixed order and
+only then lets the sum reach `.grad`, before any hook, clipping or reduction can see it. The gate is created early in
+forward (a layer ahead where possible), so that its backward runs late.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -67,7 +67,7 @@ class GradientExchange:
                 if move.is_relay:
                     parts = _in_order_of_addition(passed_on[move.expert])
                     shipment.after = tuple(part for _, part in parts)
-                    shipment.prepare = partial(self._add_parts, shipment)
+                    shipment.prepare = self._add_parts
                 shipments.append(shipment)
         self._mover.post(shipments)
         return shipments
@@ -147,6 +147,29 @@ def enter_guests(
     anchor = torch.zeros((), requires_grad=True)
     x_guest, *weights = _GuestEntry.apply(anchor, deliver, x_guest, *weights)  # type: ignore[no-untyped-call]
     return x_guest, tuple(weights)
+
+
+class _GuestExit(torch.autograd.Function):
+    """Identity on the guests' outputs; its backward calls `before` ahead of theirs."""
+
+    @staticmethod
+    def forward(ctx: Any, before: Callable[[], None], *outputs: torch.Tensor) -> Weights:
+        ctx.before = before
+        return tuple(output.view_as(output) for output in outputs)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
+        ctx.before()
+        return (None, *grads)
+
+
+def exit_guests(outputs: Sequence[torch.Tensor], *, before: Callable[[], None]) -> list[torch.Tensor]:
+    """Puts a node behind the guests' outputs that calls `before` once in backward, ahead of the guests' own.
+
+    Like the entry it runs on every rank; where there are no guests, the output is what the entry returned.
+    """
+    return list(_GuestExit.apply(before, *outputs))  # type: ignore[no-untyped-call]
 
 
 class _HomeGate(torch.autograd.Function):

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 class GuestSupply:
     """Keeps every guest in its slot to the end of the step: weights move once per optimizer step."""
 
+    holds_for_backward = True
+    """Whether guests stay in their slots until the backward of the pass that uses them has ended."""
+
     def __init__(self, state: AgentState, parallel: ParallelExperts, route: LayerRoute, slots: SlotTable) -> None:
         self.slots = slots
         self._state = state
@@ -46,17 +49,23 @@ class GuestSupply:
         if guests_RK is not None:
             self.bring(guests_RK)
 
+    def begin_pass(self) -> None:
+        """Notes that a forward begins."""
+
     def bring(self, wanted_RK: IntArray) -> None:
         """Makes the wanted guests resident, sending only those that are not there yet. On every rank alike."""
-        aligned_RK = align_guests(wanted_RK, self.resident_RK)
-        is_there_RK = aligned_RK == self.resident_RK
+        self.fill(align_guests(wanted_RK, self.resident_RK))
+
+    def fill(self, placed_RK: IntArray) -> None:
+        """Makes guests resident in exactly these slots, sending only what is not there yet. On every rank alike."""
+        is_there_RK = placed_RK == self.resident_RK
         moves = schedule_moves(
-            np.where(is_there_RK, EMPTY_SLOT, aligned_RK),
+            np.where(is_there_RK, EMPTY_SLOT, placed_RK),
             self._home_E,
             relay_nodes_R=self._state.relay_nodes_R,
-            resident_RK=np.where(is_there_RK, aligned_RK, EMPTY_SLOT),
+            resident_RK=np.where(is_there_RK, placed_RK, EMPTY_SLOT),
         )
-        self.resident_RK = aligned_RK
+        self.resident_RK = placed_RK
         self._state.note_moves(moves)
         packed: dict[int, torch.Tensor] = {}
         shipments = []
@@ -102,6 +111,9 @@ class GuestSupply:
         """One bit per slot of this rank that holds weights of this epoch. Never blocks."""
         return self.slots.ready_bits(weight_epoch=self._state.weight_epoch)
 
+    def recall(self, layer_pass: LayerPass) -> None:
+        """Sends for guests that a pass has used and lost: none, where they are held for its backward."""
+
     def weights(self, layer_pass: LayerPass) -> list[Weights]:
         """Waits for this rank's guests of a pass, if they are still on their way; their weights in slot order.
 
@@ -120,6 +132,9 @@ class GuestSupply:
             layer_pass.holds_slots = True
             for slot in layer_pass.slots:
                 self.slots.acquire(slot)
+
+    def leave(self, *, is_new: bool) -> None:
+        """Notes that guests have computed in forward, a recomputation unless it `is_new`. On every rank alike."""
 
     def release(self, layer_pass: LayerPass) -> None:
         """Ends the use of a pass's slots: its backward has ended."""

@@ -11,7 +11,7 @@ import torch
 from taot_client.agent_state import AgentState
 from taot_client.coordinator import PlainCoordinator
 from taot_client.counts_gather import CallSite, GatheredCounts, count_choices, gather_counts
-from taot_client.guest_gradients import GradientExchange, enter_guests
+from taot_client.guest_gradients import GradientExchange, enter_guests, exit_guests
 from taot_client.guest_supply import GuestSupply
 from taot_client.home_experts import Weights
 from taot_client.layer_gates import LayerGates
@@ -19,7 +19,6 @@ from taot_client.layer_pass import LayerPass
 from taot_client.layer_route import LayerRoute
 from taot_client.parallel_experts import ParallelExperts
 from taot_client.pinned_passes import PinnedPasses
-from taot_client.slot_table import SlotTable
 from taot_client.step_record import StepMode
 from taot_client.token_layout import lay_out_tokens
 from taot_client.transfer_schedule import schedule_moves
@@ -30,9 +29,9 @@ from taot_planning.arrays import IntArray
 class LayerAgent:
     """The coordinator of one layer, on behalf of the agent."""
 
-    def __init__(self, state: AgentState, parallel: ParallelExperts, route: LayerRoute, slots: SlotTable) -> None:
+    def __init__(self, state: AgentState, parallel: ParallelExperts, route: LayerRoute, supply: GuestSupply) -> None:
         self.route = route
-        self.supply = GuestSupply(state, parallel, route, slots)
+        self.supply = supply
         self.pins = PinnedPasses(layer=route.name)
         self._state = state
         self._parallel = parallel
@@ -91,7 +90,9 @@ class LayerAgent:
             return self._plain.admit(experts_TK)
         if self.pins.is_recomputation():
             layer_pass = self.pins.current(self._state.micro_batch_index)
+            self.supply.recall(layer_pass)
         else:
+            self.supply.begin_pass()
             layer_pass = self._admit_new(experts_TK)
             self.pins.add(layer_pass)
         self._gates.join(layer_pass.exchange)
@@ -110,6 +111,19 @@ class LayerAgent:
         flat = [tensor for tensors in weights for tensor in tensors]
         x_guest, behind = enter_guests(x_guest, flat, deliver=deliver)
         return x_guest, _chunks(behind, len(self.route.layout.shapes))
+
+    def leave_guests(self, layer_pass: LayerPass, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Lets go of the guests; where they are not held for backward, they come back before it."""
+        if self._is_training:
+            self.supply.leave(is_new=not self.pins.is_recomputation())
+        if self.supply.holds_for_backward or not (torch.is_grad_enabled() and layer_pass.has_guests):
+            return outputs
+
+        def before() -> None:
+            self._check_in_step(layer_pass)
+            self.supply.weights(layer_pass)
+
+        return exit_guests(outputs, before=before)
 
     # Forward.
 
@@ -172,7 +186,7 @@ class LayerAgent:
         if mode in (StepMode.INLINE, StepMode.BLOCKING):
             # While another micro-batch still needs the slots for its backward, its guests are the guests.
             # Forwards and backwards alternate alike on all ranks, so all of them decide alike.
-            if not self.pins.num_in_flight:
+            if not (self.supply.holds_for_backward and self.pins.num_in_flight):
                 wanted_RK = self._wanted(mode, site, gathered, problem)
                 if wanted_RK is None:
                     self._state.note_fallback("no_answer")
@@ -213,12 +227,7 @@ class LayerAgent:
 
     def _deliver_for(self, layer_pass: LayerPass) -> Callable[[Weights], None]:
         def deliver(gradients: Weights) -> None:
-            step, now = layer_pass.site.step, self._state.step
-            if step != now or not self._state.is_in_step:
-                raise RuntimeError(
-                    f"a backward of step {step} ran {'after its end' if step == now else f'in step {now}'}, when its"
-                    " guests were gone: end all backwards before agent.end_step()"
-                )
+            self._check_in_step(layer_pass)
             if layer_pass.exchange is not None:
                 per_slot = _chunks(gradients, len(self.route.layout.shapes))
                 sent = layer_pass.exchange.launch(dict(zip(layer_pass.slots, per_slot, strict=True)))
@@ -227,6 +236,14 @@ class LayerAgent:
             self.pins.end(layer_pass)
 
         return deliver
+
+    def _check_in_step(self, layer_pass: LayerPass) -> None:
+        step, now = layer_pass.site.step, self._state.step
+        if step != now or not self._state.is_in_step:
+            raise RuntimeError(
+                f"a backward of step {step} ran {'after its end' if step == now else f'in step {now}'}, when its"
+                " guests were gone: end all backwards before agent.end_step()"
+            )
 
 
 def _chunks(tensors: Weights, size: int) -> list[Weights]:

@@ -9,7 +9,7 @@ import torch
 from taot_client.counts_gather import CallSite, GatheredCounts
 from taot_client.guest_gradients import GradientExchange
 from taot_client.token_layout import TokenLayout
-from taot_planning import LayerPlan
+from taot_planning import EMPTY_SLOT, LayerPlan
 
 
 @dataclass(eq=False, kw_only=True)
@@ -39,3 +39,8 @@ class LayerPass:
 
     holds_slots: bool = False
     """Whether the slots are kept for this pass's backward."""
+
+    @property
+    def has_guests(self) -> bool:
+        """Whether any rank computes a guest."""
+        return bool((self.plan.guests_RK != EMPTY_SLOT).any())

@@ -57,7 +57,7 @@ class NcclMover:
                 for shipment in of_stage:
                     shipment.buffer.record_stream(self._stream)
                     if shipment.prepare is not None:
-                        shipment.prepare()
+                        shipment.prepare(shipment)
                 for start in range(0, len(of_stage), MAX_BATCH_OPERATIONS):
                     self._post_batch(of_stage[start : start + MAX_BATCH_OPERATIONS])
 

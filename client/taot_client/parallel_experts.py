@@ -146,10 +146,11 @@ class ParallelExperts:
         outputs = expert_outputs(self.experts, home_tokens, self.experts.split(home_tensors))
         x_guest, guest_weights = self.coordinator.guests(layer_pass, x_guest)
         guest_tokens = [tokens for tokens in layout.tokens_C[layout.num_home :] if tokens]
-        if guest_weights:
-            outputs += expert_outputs(self.experts, x_guest.split(guest_tokens), guest_weights)
-        else:
-            outputs.append(x_guest)
+        # Without guests there are no rows either, but the graph goes on through them.
+        computed = (
+            expert_outputs(self.experts, x_guest.split(guest_tokens), guest_weights) if guest_weights else [x_guest]
+        )
+        outputs += self.coordinator.leave_guests(layer_pass, computed)
         # One dtype on all ranks, whatever autocast made of the experts: rows are exchanged next.
         return _ungroup(torch.cat(outputs).to(received_ND.dtype), group_order)
 

@@ -73,6 +73,10 @@ class PinnedPasses:
             )
         return self._pins[micro_batch]
 
+    def find(self, micro_batch: int) -> LayerPass | None:
+        """The pass of a micro-batch, if its backward has yet to end."""
+        return self._pins.get(micro_batch)
+
     def end(self, layer_pass: LayerPass) -> None:
         """Lets go of a pass whose backward has ended."""
         self._pins.pop(layer_pass.site.micro_batch, None)

@@ -62,8 +62,8 @@ class Shipment:
     """Receives of stage 0, or posted earlier, that end before this one is sent. One alone, of the same buffer, without
     `prepare`: the buffer is passed on as it arrives."""
 
-    prepare: Callable[[], None] | None = None
-    """Fills the buffer once all of `after` have arrived."""
+    prepare: Callable[[Shipment], None] | None = None
+    """Called with the shipment once all of `after` have arrived: completes its buffer from theirs."""
 
     completion: Completion | None = None
     """Set by the mover that posted it."""

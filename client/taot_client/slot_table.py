@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -45,12 +46,12 @@ class Slot:
 
 
 class SlotTable:
-    """The slots of one layer on this rank, allocated once."""
+    """The slots of one layer on this rank, in memory that stays where it is."""
 
-    def __init__(self, route: LayerRoute, *, num_slots: int, poison: bool) -> None:
+    def __init__(self, route: LayerRoute, buffers: Sequence[torch.Tensor], *, poison: bool) -> None:
         self._route = route
         self._poison = poison
-        self.slots = [Slot(buffer=route.new_buffer().zero_()) for _ in range(num_slots)]
+        self.slots = [Slot(buffer=buffer) for buffer in buffers]
         for slot in self.slots:
             self._fill_with_nan(slot)
 
@@ -105,7 +106,9 @@ class SlotTable:
         slot = self.slots[index]
         assert slot.state in (SlotState.READY, SlotState.IN_USE), f"slot {index} is {slot.state.value}, not ready"
         self._route.check_label(slot.buffer, expert=expert, epoch=weight_epoch)
-        return self._route.layout.views(slot.buffer)
+        # Views that do not share autograd's version counter: a slot may be filled again between a forward and its
+        # backward, with the same weights.
+        return self._route.layout.views(slot.buffer.data)
 
     def acquire(self, index: int) -> None:
         """Notes that one more micro-batch needs the slot's weights until its backward has ended."""

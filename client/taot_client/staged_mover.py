@@ -66,14 +66,10 @@ class StagedMover:
         """Copies what is sent to the host, behind what the current stream has been given so far, then posts it."""
         self._posted = [each for each in self._posted if not each.is_done()]
         stops = []
-        for shipment in shipments:
-            is_on_device = shipment.buffer.device.type == "cuda"
-            host_buffer = torch.empty(shipment.buffer.shape, dtype=torch.uint8, pin_memory=is_on_device)
-            if not shipment.is_receive:
-                host_buffer.copy_(shipment.buffer, non_blocking=True)
-            stop = _Stop(shipment.buffer, replace(shipment, buffer=host_buffer, completion=None))
-            shipment.completion = stop
-            stops.append(stop)
+        # What is passed on follows what it consists of.
+        for shipment in sorted(shipments, key=lambda each: bool(each.after)):
+            shipment.completion = _Stop(shipment.buffer, _on_host(shipment))
+            stops.append(shipment.completion)
         self._posted += shipments
         self._batches.put((stops, _end_of_stream(shipments)))
 
@@ -99,6 +95,23 @@ class StagedMover:
             for stop in stops:
                 stop.is_posted.set()
         self._mover.close()
+
+
+def _on_host(shipment: Shipment) -> Shipment:
+    """The same shipment with a buffer of the host; what is passed on does not touch the device in between."""
+    after = tuple(_stop_of(each).on_host for each in shipment.after)
+    if after and shipment.prepare is None:
+        return replace(shipment, buffer=after[0].buffer, after=after, completion=None)
+    is_on_device = shipment.buffer.device.type == "cuda"
+    buffer = torch.empty(shipment.buffer.shape, dtype=torch.uint8, pin_memory=is_on_device)
+    if not shipment.is_receive:
+        buffer.copy_(shipment.buffer, non_blocking=True)
+    return replace(shipment, buffer=buffer, after=after, completion=None)
+
+
+def _stop_of(shipment: Shipment) -> _Stop:
+    assert isinstance(shipment.completion, _Stop), "this mover has posted it"
+    return shipment.completion
 
 
 def _end_of_stream(shipments: list[Shipment]) -> Callable[[], None]:

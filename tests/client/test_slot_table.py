@@ -35,7 +35,7 @@ class Arrival:
 
 
 def make_table(*, num_slots: int = 3, poison: bool = False) -> SlotTable:
-    return SlotTable(ROUTE, num_slots=num_slots, poison=poison)
+    return SlotTable(ROUTE, [ROUTE.new_buffer().zero_() for _ in range(num_slots)], poison=poison)
 
 
 def packed(expert: int, *, weight_epoch: int, with_checksum: bool = False) -> torch.Tensor:

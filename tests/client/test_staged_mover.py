@@ -88,3 +88,43 @@ def test_what_cannot_be_posted_fails_when_it_is_waited_for() -> None:
         outgoing.wait(LONG_SECONDS)
     assert not outgoing.is_done()
     mover.close()
+
+
+def test_what_is_passed_on_follows_what_it_consists_of_and_sums_are_made_on_the_way() -> None:
+    """Rank 0 sends to rank 1, which passes it on to rank 2; rank 2 answers, and rank 1 sends home twice that."""
+
+    def add(total: Shipment) -> None:
+        total.buffer.add_(total.after[0].buffer)
+
+    def body(rank: Rank) -> None:
+        me = rank.group.rank
+        mover = StagedMover(rank.agent_groups.weights, clock=TransferClock(), name="weights")
+        wanted = content(0, 1) // 2
+        if me == 0:
+            summed = torch.zeros_like(wanted)
+            mover.post([shipment(1, 1, wanted.clone(), is_receive=False)])
+            mover.post([shipment(1, 2, summed, is_receive=True)])
+            mover.drain(LONG_SECONDS)
+            assert torch.equal(summed, 2 * wanted)
+        elif me == 1:
+            first = shipment(0, 1, torch.zeros_like(wanted), is_receive=True)
+            onward = shipment(2, 1, first.buffer, is_receive=False)
+            onward.stage, onward.after = 1, (first,)
+            mover.post([onward, first])
+            first.wait(LONG_SECONDS)
+            part = shipment(2, 2, torch.zeros_like(wanted), is_receive=True)
+            total = shipment(0, 2, first.buffer.clone(), is_receive=False)
+            total.stage, total.after, total.prepare = 1, (part,), add
+            mover.post([part, total])
+            mover.drain(LONG_SECONDS)
+        else:
+            passed_on = shipment(1, 1, torch.zeros_like(wanted), is_receive=True)
+            passed_on.stage = 1
+            mover.post([passed_on])
+            passed_on.wait(LONG_SECONDS)
+            assert torch.equal(passed_on.buffer, wanted)
+            mover.post([shipment(1, 2, passed_on.buffer, is_receive=False)])
+            mover.drain(LONG_SECONDS)
+        mover.close()
+
+    run_ranks(3, body)
