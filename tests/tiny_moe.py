@@ -32,6 +32,11 @@ class TinyConfig:
         return self.num_experts_by_layer[layer] if self.num_experts_by_layer else self.num_experts
 
 
+def tiny_options(**changes) -> AgentOptions:
+    """Options for tiny models: their gains are microseconds and their ranks share cores, so no times decide."""
+    return AgentOptions(**{"measured_gates": False, **changes})
+
+
 class SkewedRouter(nn.Module):
     """A softmax router that likes the first experts; made from a generator of its own, since ranks are threads."""
 

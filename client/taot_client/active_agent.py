@@ -14,6 +14,7 @@ from taot_client.groups import AgentGroups, ExpertParallelGroup, all_gather_text
 from taot_client.guest_memory import GuestMemory
 from taot_client.guest_supply import GuestSupply
 from taot_client.layer_agent import LayerAgent
+from taot_client.layer_meter import LayerMeter
 from taot_client.layer_route import LayerRoute
 from taot_client.leader import Leader
 from taot_client.model_layers import NamedLayer, model_device
@@ -71,7 +72,9 @@ class ActiveAgent:
 
     def _attach(self, groups: AgentGroups) -> None:
         state, device = self.state, model_device(self._layers)
-        state.weight_mover = make_mover(groups.weights, device=device, clock=state.clock, name="weights")
+        state.weight_mover = make_mover(
+            groups.weights, device=device, clock=state.clock, name="weights", links=state.links
+        )
         state.gradient_mover = make_mover(groups.gradients, device=device, clock=state.clock, name="gradients")
         routes = [
             LayerRoute(
@@ -88,12 +91,13 @@ class ActiveAgent:
         shared = SharedSlots.of(memory.num_sets) if state.options.slot_residency == "shared" else None
         for route, (_, layer) in zip(routes, self._layers, strict=True):
             slots = SlotTable(route, memory.buffers_of(route.layer), poison=state.options.debug)
+            meter = LayerMeter(device=device, clock=state.clock)
             supply = (
-                GuestSupply(state, layer, route, slots)
+                GuestSupply(state, layer, route, slots, clock=meter)
                 if shared is None
-                else SharedSupply(state, layer, route, slots, shared=shared)
+                else SharedSupply(state, layer, route, slots, clock=meter, shared=shared)
             )
-            state.layers.append(LayerAgent(state, layer, route, supply))
+            state.layers.append(LayerAgent(state, layer, route, supply, meter=meter))
             layer.coordinator = state.layers[-1]
         self._announce(memory)
 

@@ -10,18 +10,22 @@ import numpy as np
 
 from taot_api import RoutingReport, SessionSpec
 from taot_client.counts_gather import CallSite, GatheredCounts, Measured
+from taot_client.gate_keeper import StepObservation
 from taot_client.groups import ExpertParallelGroup
 from taot_client.layer_pass import LayerPass
 from taot_client.leader import Leader
+from taot_client.link_meter import LinkMeter
 from taot_client.options import AgentOptions
+from taot_client.pass_outcomes import OpenPass, PassOutcomes
 from taot_client.report_builder import ReportBuilder
 from taot_client.shipment import Mover, Shipment, TransferClock
 from taot_client.step_control import StepControl
+from taot_client.step_measured import StepMeasured, measured_row
 from taot_client.step_record import ModeReason, StepMode, StepRecord
 from taot_client.step_summary import StepSummary, StepTally
 from taot_client.trace_recorder import TraceFile
 from taot_client.transfer_schedule import Move
-from taot_planning import LayerProblem, imbalance, rank_loads
+from taot_planning import EMPTY_SLOT, LayerProblem, imbalance, rank_loads
 from taot_planning.arrays import IntArray
 
 if TYPE_CHECKING:
@@ -46,9 +50,11 @@ class AgentState:
         self.group = group
         self.spec = spec
         self.topology = spec.topology
+        self.timed_topology = spec.topology
         self.control = control
         self.leader = leader
         self.clock = TransferClock()
+        self.links = LinkMeter(spec.topology.level_RR[group.rank].tolist(), num_levels=len(spec.topology.levels))
         self.weight_mover: Mover
         self.gradient_mover: Mover
         self.layers: list[LayerAgent] = []
@@ -60,6 +66,7 @@ class AgentState:
         self.trace: TraceFile | None = None
         self._record: StepRecord | None = None
         self._tally = StepTally()
+        self._outcomes = PassOutcomes(len(spec.layers))
         self._sent_bytes = [0, 0]
         self._reports = ReportBuilder(num_layers=len(spec.layers), num_ranks=group.size)
 
@@ -70,6 +77,8 @@ class AgentState:
         self.step, self._record, self.is_in_step = record.step, record, True
         self.weight_epoch += 1
         self._tally = StepTally()
+        self._outcomes = PassOutcomes(len(self.spec.layers))
+        self.timed_topology = record.gates.topology(self.topology)
         self._reports.begin_step()
 
     @property
@@ -107,25 +116,30 @@ class AgentState:
 
     # What the layers note.
 
-    def measured(self) -> Measured:
-        """What this rank has measured since its start."""
+    def measured(self, *, computed_tokens: int) -> Measured:
+        """What this rank has measured since its start, with the tokens it has computed in the layer that asks."""
         return Measured(
             exposed_us=round(self.clock.exposed_seconds * 1e6),
             flight_us=round(self.clock.flight_seconds * 1e6),
             intra_node_sent_bytes=self._sent_bytes[0],
             inter_node_sent_bytes=self._sent_bytes[1],
+            computed_tokens=computed_tokens,
         )
 
     def note_pass(self, layer: LayerAgent, layer_pass: LayerPass, problem: LayerProblem) -> None:
         """Notes a pass through a layer; the leader reports the micro-batch once its last layer has run."""
-        loads_R = layer_pass.plan.loads_R(problem)
-        achieved_R = layer.would_be_loads(problem) if self.mode is StepMode.OBSERVE else loads_R
-        speed_milli_R = self.topology.speed_milli_R
-        self._tally.add_pass(
-            layer.route.name,
-            static=imbalance(rank_loads(problem.counts_RE, problem.home_E), speed_milli_R),
-            achieved=imbalance(achieved_R, speed_milli_R),
-        )
+        index = layer.route.layer
+        computed_R = np.array([each.computed_tokens for each in layer_pass.gathered.measured_R])
+        self._settle(index, computed_R)
+        static_R = rank_loads(problem.counts_RE, problem.home_E)
+        if self.mode is StepMode.OBSERVE:
+            self._add_pass(index, static_R, layer.would_be_loads(problem))
+        else:
+            has_guests = bool((layer_pass.plan.guests_RK != EMPTY_SLOT).any())
+            started = OpenPass(
+                counts_RE=problem.counts_RE, static_R=static_R, before_R=computed_R, has_guests=has_guests
+            )
+            self._outcomes.begin(index, started)
         site = layer_pass.site
         if self.trace is not None and site.step >= 0:
             at = {"step": site.step, "micro_batch": site.micro_batch, "layer": site.layer}
@@ -135,9 +149,8 @@ class AgentState:
         report = self._reports.add(
             step=site.step,
             micro_batch=site.micro_batch,
-            layer=layer.route.layer,
+            layer=index,
             gathered=layer_pass.gathered,
-            loads_R=loads_R,
             applied=self.record.identity if self.mode is StepMode.PLAN else None,
         )
         if report is not None:
@@ -179,9 +192,36 @@ class AgentState:
         self.num_invalid_ids += count
 
     def end_step(self) -> StepSummary:
-        """What the step has done. From here to the next `begin_step` weights change."""
+        """What the step has done. From here to the next `begin_step` weights change. Collective."""
         self.is_in_step = False
-        return self._tally.summary(step=self.step, mode=self.mode, reason=self.record.reason)
+        row_N = measured_row([layer.meter for layer in self.layers], self.links.totals())
+        measured = StepMeasured.of_rows(self.control.gather(row_N), num_layers=len(self.layers))
+        for layer in range(len(self.layers)):
+            self._settle(layer, measured.computed_tokens_RL[:, layer])
+        if self.leader is not None:
+            seen = StepObservation(
+                step=self.step,
+                outcomes_L=self._outcomes.layers,
+                reach_seconds_L=[layer.meter.reach_seconds for layer in self.layers],
+                measured=measured,
+            )
+            self.leader.observe(seen)
+        layers_off = tuple(each.route.name for each in self.layers if self.record.gates.is_off(each.route.layer))
+        return self._tally.summary(step=self.step, mode=self.mode, reason=self.record.reason, layers_off=layers_off)
+
+    def _settle(self, layer: int, computed_R: IntArray) -> None:
+        """Notes what the last pass of a layer came to, now that all ranks have told."""
+        loads = self._outcomes.settle(layer, computed_R)
+        if loads is not None:
+            self._add_pass(layer, *loads)
+
+    def _add_pass(self, layer: int, static_R: IntArray, achieved_R: IntArray) -> None:
+        speed_milli_R = self.topology.speed_milli_R
+        self._tally.add_pass(
+            self.layers[layer].route.name,
+            static=imbalance(static_R, speed_milli_R),
+            achieved=imbalance(achieved_R, speed_milli_R),
+        )
 
     # What the layers ask the planner, through the leader.
 

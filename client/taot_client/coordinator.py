@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
 
 import numpy as np
@@ -18,7 +19,7 @@ from taot_planning.arrays import IntArray
 
 
 class Coordinator(Protocol):
-    """The five questions of a layer's forward, in the order in which it asks them."""
+    """The five questions of a layer's forward, in the order in which it asks them, and what it computes."""
 
     def gate(self, weights: Weights) -> Weights:
         """Returns the home weights to compute with, behind whatever must see their gradients."""
@@ -34,6 +35,9 @@ class Coordinator(Protocol):
 
     def leave_guests(self, layer_pass: LayerPass, outputs: list[torch.Tensor]) -> list[torch.Tensor]:
         """Notes that the guests have computed; returns their outputs, behind what must run before their backward."""
+
+    def computing(self, tokens: int) -> AbstractContextManager[None]:
+        """Surrounds the forward of experts over so many tokens of a pass: those at home, then those of guests."""
 
 
 class PlainCoordinator:
@@ -76,6 +80,11 @@ class PlainCoordinator:
         """There were none."""
         del layer_pass
         return outputs
+
+    def computing(self, tokens: int) -> AbstractContextManager[None]:
+        """Nobody asks how long it takes."""
+        del tokens
+        return nullcontext()
 
 
 def home_only_pass(

@@ -49,6 +49,9 @@ class Measured:
     inter_node_sent_bytes: int = 0
     """Guest weights and gradients sent across nodes."""
 
+    computed_tokens: int = 0
+    """Tokens computed in the layer of the gather, by all passes before this one."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalCounts:

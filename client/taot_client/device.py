@@ -6,9 +6,11 @@ import torch
 import torch.distributed as dist
 
 from taot_client.gloo_mover import GlooMover
+from taot_client.link_meter import LinkMeter
 from taot_client.nccl_mover import NcclMover
 from taot_client.shipment import Mover, TransferClock
 from taot_client.staged_mover import StagedMover
+from taot_client.stopwatch import CudaStopwatch, HostStopwatch, Stopwatch
 
 
 def is_gloo(group: dist.ProcessGroup) -> bool:
@@ -16,19 +18,33 @@ def is_gloo(group: dist.ProcessGroup) -> bool:
     return group.name() == "gloo"
 
 
-def make_mover(group: dist.ProcessGroup, *, device: torch.device, clock: TransferClock, name: str) -> Mover:
+def make_mover(
+    group: dist.ProcessGroup,
+    *,
+    device: torch.device,
+    clock: TransferClock,
+    name: str,
+    links: LinkMeter | None = None,
+) -> Mover:
     """The mover for guests on `device`: gloo on the host; on CUDA NCCL, or gloo by way of the host.
+
+    What it receives is added up in `links`.
 
     Raises:
         ValueError: if the device is of another kind.
     """
     if device.type == "cpu":
-        return GlooMover(group, clock=clock, name=name)
+        return GlooMover(group, clock=clock, name=name, links=links)
     if device.type == "cuda" and is_gloo(group):
-        return StagedMover(group, clock=clock, name=name)
+        return StagedMover(group, clock=clock, name=name, links=links)
     if device.type == "cuda":
-        return NcclMover(group, device=device)
+        return NcclMover(group, device=device, links=links)
     raise ValueError(f"experts on {device.type!r} devices are not supported: use cpu or cuda")
+
+
+def make_stopwatch(device: torch.device) -> Stopwatch:
+    """What times work on `device`."""
+    return CudaStopwatch() if device.type == "cuda" else HostStopwatch()
 
 
 def index_to_device(index: torch.Tensor, device: torch.device) -> torch.Tensor:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import queue
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
 import torch
 import torch.distributed as dist
 
+from taot_client.link_meter import LinkMeter
 from taot_client.shipment import Shipment, TransferClock
 
 PIECE_BYTES = 4 * 1024 * 1024
@@ -26,6 +28,7 @@ class _Flight:
     error: RuntimeError | None = None
     num_landed: int = 0
     landing: threading.Condition = field(default_factory=threading.Condition)
+    on_arrival: Callable[[], None] | None = None
 
     def is_done(self) -> bool:
         return self.ended.is_set() and self.error is None
@@ -43,6 +46,9 @@ class _Flight:
                 self._land()
         except RuntimeError as error:
             self.error = self.error or error
+        else:
+            if self.on_arrival is not None and self.error is None:
+                self.on_arrival()
         finally:
             self.works.clear()  # they hold the buffers
             self.clock.arrive()
@@ -76,10 +82,13 @@ class GlooMover:
     One watcher thread per direction waits for them in order; a third sends what is passed on once it has arrived.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, clock: TransferClock, name: str) -> None:
+    def __init__(
+        self, group: dist.ProcessGroup, *, clock: TransferClock, name: str, links: LinkMeter | None = None
+    ) -> None:
         self._group = group
         self._clock = clock
         self._posting = threading.Lock()
+        self._links = links
         self._posted: list[Shipment] = []
         self._receives: _Queue = queue.SimpleQueue()
         self._sends: _Queue = queue.SimpleQueue()
@@ -103,6 +112,8 @@ class GlooMover:
         for shipment in sorted(shipments, key=lambda each: (not each.is_receive, each.stage)):
             self._clock.depart()
             flight = shipment.completion = _Flight(clock=self._clock)
+            if self._links is not None and shipment.is_receive:
+                flight.on_arrival = self._links.expect(shipment)
             self._posted.append(shipment)
             if shipment.after:
                 relayed.setdefault(tuple(map(id, shipment.after)), []).append(shipment)

@@ -17,7 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from taot_client.home_experts import Weights, split_fused
 from taot_client.layer_route import LayerRoute
-from taot_client.shipment import Mover, Shipment, TransferClock
+from taot_client.shipment import Mover, Shipment, WaitClock
 from taot_client.transfer_schedule import Move, gradient_order
 
 Collect = Callable[[], list[tuple[int, Weights]]]
@@ -82,7 +82,7 @@ class GradientExchange:
         for index, view in enumerate(views):
             _add(view, [part[index] for part in parts])
 
-    def collect(self, *, clock: TransferClock, timeout_seconds: float) -> list[tuple[int, Weights]]:
+    def collect(self, *, clock: WaitClock, timeout_seconds: float) -> list[tuple[int, Weights]]:
         """Waits for the gradients of this rank's experts. Once.
 
         Returns:

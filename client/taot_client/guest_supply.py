@@ -12,7 +12,7 @@ from taot_client.home_experts import Weights
 from taot_client.layer_pass import LayerPass
 from taot_client.layer_route import LayerRoute
 from taot_client.parallel_experts import ParallelExperts
-from taot_client.shipment import Shipment
+from taot_client.shipment import Shipment, WaitClock
 from taot_client.slot_table import SlotTable
 from taot_client.transfer_schedule import Move, align_guests, schedule_moves
 from taot_planning import EMPTY_SLOT
@@ -28,8 +28,12 @@ class GuestSupply:
     holds_for_backward = True
     """Whether guests stay in their slots until the backward of the pass that uses them has ended."""
 
-    def __init__(self, state: AgentState, parallel: ParallelExperts, route: LayerRoute, slots: SlotTable) -> None:
+    def __init__(  # noqa: PLR0913 - what a layer's guests have to do with
+        self, state: AgentState, parallel: ParallelExperts, route: LayerRoute, slots: SlotTable, *, clock: WaitClock
+    ) -> None:
+        """Has no guests yet; waits for them count in `clock`."""
         self.slots = slots
+        self._clock = clock
         self._state = state
         self._experts = parallel.experts
         self._home_E = parallel.home_E
@@ -121,7 +125,7 @@ class GuestSupply:
             TransferError: if they do not come.
         """
         for slot in layer_pass.slots:
-            with self._state.clock.exposed():
+            with self._clock.exposed():
                 self.slots.await_arrival(slot, timeout_seconds=self._state.transfer_timeout_seconds)
         epoch, guests_K = self._state.weight_epoch, layer_pass.plan.guests_RK[self._route.rank]
         return [self.slots.weights(slot, expert=int(guests_K[slot]), weight_epoch=epoch) for slot in layer_pass.slots]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -11,10 +12,12 @@ import torch
 from taot_client.agent_state import AgentState
 from taot_client.coordinator import PlainCoordinator
 from taot_client.counts_gather import CallSite, GatheredCounts, count_choices, gather_counts
+from taot_client.gain import without_vain_guests
 from taot_client.guest_gradients import GradientExchange, enter_guests, exit_guests
 from taot_client.guest_supply import GuestSupply
 from taot_client.home_experts import Weights
 from taot_client.layer_gates import LayerGates
+from taot_client.layer_meter import LayerMeter
 from taot_client.layer_pass import LayerPass
 from taot_client.layer_route import LayerRoute
 from taot_client.parallel_experts import ParallelExperts
@@ -29,9 +32,18 @@ from taot_planning.arrays import IntArray
 class LayerAgent:
     """The coordinator of one layer, on behalf of the agent."""
 
-    def __init__(self, state: AgentState, parallel: ParallelExperts, route: LayerRoute, supply: GuestSupply) -> None:
+    def __init__(  # noqa: PLR0913 - the parts of a layer
+        self,
+        state: AgentState,
+        parallel: ParallelExperts,
+        route: LayerRoute,
+        supply: GuestSupply,
+        *,
+        meter: LayerMeter,
+    ) -> None:
         self.route = route
         self.supply = supply
+        self.meter = meter
         self.pins = PinnedPasses(layer=route.name)
         self._state = state
         self._parallel = parallel
@@ -58,6 +70,7 @@ class LayerAgent:
         self.pins.clear()
         self._gates.forget_prepared()
         self.supply.begin_step(guests_RK)
+        self.meter.begin_step()
 
     # The questions of the layer, in the order in which it asks them (see `Coordinator`).
 
@@ -125,6 +138,12 @@ class LayerAgent:
 
         return exit_guests(outputs, before=before)
 
+    def computing(self, tokens: int) -> AbstractContextManager[None]:
+        """Times the experts of a training pass, and counts what they really compute."""
+        if not self._is_training:
+            return nullcontext()
+        return self.meter.computing(tokens, is_repeat=self.pins.is_recomputation())
+
     # Forward.
 
     @property
@@ -137,6 +156,7 @@ class LayerAgent:
 
     def _admit_new(self, experts_TK: torch.Tensor) -> LayerPass:
         state, rank = self._state, self.route.rank
+        self.meter.reach()
         site = CallSite(
             step=state.step,
             micro_batch=self.pins.next_index(state.micro_batch_index),
@@ -149,13 +169,14 @@ class LayerAgent:
             local,
             site=site,
             ready_bits=self.supply.ready_bits(),
-            measured=state.measured(),
+            measured=state.measured(computed_tokens=self.meter.computed_tokens),
         )
         problem = LayerProblem(
             counts_RE=gathered.counts_RE,
             home_E=self._home_E,
-            topology=state.topology,
+            topology=state.timed_topology,
             resident_RK=self.supply.resident_RK,
+            rates=state.record.gates.rates(self.route.layer, expert_size_bytes=self.route.layout.size_bytes),
         )
         plan = plan_from_guests(problem, self._place(site, gathered, problem))
         layout = lay_out_tokens(
@@ -181,6 +202,9 @@ class LayerAgent:
         """The guests that this pass may use, decided from what all ranks have gathered."""
         mode = self._state.mode
         self._state.note_mode()
+        if self._state.record.gates.is_off(self.route.layer) and mode not in (StepMode.HOME_ONLY, StepMode.OBSERVE):
+            self._state.note_fallback("layer_off")
+            return self.supply.no_guests()
         if mode is StepMode.PLAN:
             return self.supply.arrived(gathered)
         if mode in (StepMode.INLINE, StepMode.BLOCKING):
@@ -191,7 +215,7 @@ class LayerAgent:
                 if wanted_RK is None:
                     self._state.note_fallback("no_answer")
                     return self.supply.no_guests()
-                self.supply.bring(wanted_RK)
+                self.supply.bring(without_vain_guests(problem, wanted_RK))
             return self.supply.resident_RK
         return self.supply.no_guests()
 
@@ -222,7 +246,7 @@ class LayerAgent:
         )
 
     def _collect(self, exchange: GradientExchange) -> list[tuple[int, Weights]]:
-        returned = exchange.collect(clock=self._state.clock, timeout_seconds=self._state.transfer_timeout_seconds)
+        returned = exchange.collect(clock=self.meter, timeout_seconds=self._state.transfer_timeout_seconds)
         return [(self._local_of[expert], gradients) for expert, gradients in returned]
 
     def _deliver_for(self, layer_pass: LayerPass) -> Callable[[Weights], None]:

@@ -8,9 +8,11 @@ from typing import Any
 import numpy as np
 
 from taot_api import RoutingReport, SessionSpec
+from taot_client.gate_keeper import GateKeeper, StepObservation
 from taot_client.mode_choice import PlannerView, choose_mode
 from taot_client.options import AgentOptions
 from taot_client.planner_link import PlannerLink
+from taot_client.step_gates import StepGates
 from taot_client.step_record import ModeReason, StepMode, StepRecord
 from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
@@ -25,6 +27,7 @@ class Leader:
         self._options = options
         self._spec = spec
         self._last_reason = ModeReason.AS_CONFIGURED
+        self._gates = GateKeeper(spec) if options.uses_measured_gates else None
         self.link: PlannerLink | None = None
         if options.planner_address is not None:
             self.link = PlannerLink(options.planner_address, spec)
@@ -52,6 +55,11 @@ class Leader:
             "plan": self.link.plan,
         }
 
+    def observe(self, seen: StepObservation) -> None:
+        """Learns from what all ranks have measured in a step that has ended."""
+        if self._gates is not None:
+            self._gates.observe(seen)
+
     def next_record(self, *, step: int) -> StepRecord:
         """Decides what `step` does. Logs when the reason changes."""
         view = PlannerView()
@@ -62,12 +70,16 @@ class Leader:
             logger.info("step %d: %s (%s)", step, mode.name.lower(), reason.name.lower())
             self._last_reason = reason
         plan = view.plan if mode in (StepMode.PLAN, StepMode.OBSERVE) else None
+        guests_LRK = self._no_guests() if plan is None else np.stack(plan.guests_L)
+        if self._gates is not None and mode is StepMode.PLAN:
+            guests_LRK = self._gates.let_through(guests_LRK)
         return StepRecord(
             step=step,
             mode=mode,
             reason=reason,
-            guests_LRK=self._no_guests() if plan is None else np.stack(plan.guests_L),
+            guests_LRK=guests_LRK,
             identity=plan.identity if plan else None,
+            gates=self._gates.gates() if self._gates is not None else StepGates(),
         )
 
     def report(self, report: RoutingReport) -> None:

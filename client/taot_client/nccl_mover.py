@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from taot_client.link_meter import LinkMeter
 from taot_client.shipment import Shipment
 
 MAX_BATCH_OPERATIONS = 256
@@ -39,8 +40,9 @@ class NcclMover:
     never ends is ended by the process group's own timeout.
     """
 
-    def __init__(self, group: dist.ProcessGroup, *, device: torch.device) -> None:
+    def __init__(self, group: dist.ProcessGroup, *, device: torch.device, links: LinkMeter | None = None) -> None:
         self._group = group
+        self._links = links
         self._stream = torch.cuda.Stream(device)
         # NCCL builds a communicator at its first use, which every rank must join.
         dist.all_reduce(torch.zeros(1, device=device), group=group)
@@ -71,10 +73,13 @@ class NcclMover:
             )
             for shipment in batch
         ]
+        began, event = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        began.record(self._stream)
         for work in dist.batch_isend_irecv(operations):
             work.wait()
-        event = torch.cuda.Event()
         event.record(self._stream)
+        if self._links is not None:
+            self._links.add_batch(batch, began=began, ended=event)
         for shipment in batch:
             shipment.completion = _Arrival(event)
 

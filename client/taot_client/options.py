@@ -160,6 +160,11 @@ class AgentOptions:
             )
 
     @property
+    def uses_measured_gates(self) -> bool:
+        """Whether times decide: never in deterministic training."""
+        return self.measured_gates and not self.deterministic
+
+    @property
     def effective_plan_source(self) -> PlanSource:
         """The plan source after the default has been filled in."""
         if self.plan_source is not None:

@@ -143,13 +143,15 @@ class ParallelExperts:
 
         # Experts without tokens are computed on none, so that their weights stay in the graph.
         home_tokens = x_home.split(layout.tokens_C[: layout.num_home])
-        outputs = expert_outputs(self.experts, home_tokens, self.experts.split(home_tensors))
+        with self.coordinator.computing(x_home.shape[0]):
+            outputs = expert_outputs(self.experts, home_tokens, self.experts.split(home_tensors))
         x_guest, guest_weights = self.coordinator.guests(layer_pass, x_guest)
         guest_tokens = [tokens for tokens in layout.tokens_C[layout.num_home :] if tokens]
         # Without guests there are no rows either, but the graph goes on through them.
-        computed = (
-            expert_outputs(self.experts, x_guest.split(guest_tokens), guest_weights) if guest_weights else [x_guest]
-        )
+        computed = [x_guest]
+        if guest_weights:
+            with self.coordinator.computing(x_guest.shape[0]):
+                computed = expert_outputs(self.experts, x_guest.split(guest_tokens), guest_weights)
         outputs += self.coordinator.leave_guests(layer_pass, computed)
         # One dtype on all ranks, whatever autocast made of the experts: rows are exchanged next.
         return _ungroup(torch.cat(outputs).to(received_ND.dtype), group_order)

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from taot_api import PlanIdentity, RankTelemetry, RoutingReport
 from taot_client.counts_gather import GatheredCounts, Measured
-from taot_planning.arrays import IntArray
 
 _MICRO = 1e-6
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class _LayerOutcome:
-    gathered: GatheredCounts
-    loads_R: IntArray
 
 
 class ReportBuilder:
@@ -24,8 +15,9 @@ class ReportBuilder:
 
     def __init__(self, *, num_layers: int, num_ranks: int) -> None:
         self._num_layers = num_layers
-        self._open: dict[int, dict[int, _LayerOutcome]] = {}
+        self._open: dict[int, dict[int, GatheredCounts]] = {}
         self._reported_R = [Measured()] * num_ranks
+        self._computed_LR = np.zeros((num_layers, num_ranks), dtype=np.int64)
         self._fallbacks: dict[str, int] = {}
 
     def begin_step(self) -> None:
@@ -43,12 +35,11 @@ class ReportBuilder:
         micro_batch: int,
         layer: int,
         gathered: GatheredCounts,
-        loads_R: IntArray,
         applied: PlanIdentity | None,
     ) -> RoutingReport | None:
         """Adds one layer; returns the report once all layers of the micro-batch are there."""
         outcomes = self._open.setdefault(micro_batch, {})
-        outcomes[layer] = _LayerOutcome(gathered=gathered, loads_R=loads_R)
+        outcomes[layer] = gathered
         if len(outcomes) < self._num_layers:
             return None
         del self._open[micro_batch]
@@ -57,18 +48,19 @@ class ReportBuilder:
             step=step,
             micro_batch=micro_batch,
             # Layers of a model see the same tokens; the largest number leaves it to the planner to judge others.
-            valid_tokens_R=np.max([outcome.gathered.valid_tokens_R for outcome in ordered], axis=0),
-            counts_L=tuple(outcome.gathered.counts_RE for outcome in ordered),
+            valid_tokens_R=np.max([outcome.valid_tokens_R for outcome in ordered], axis=0),
+            counts_L=tuple(outcome.counts_RE for outcome in ordered),
             applied_plan=applied,
             telemetry_R=self._telemetry(ordered),
         )
 
-    def _telemetry(self, ordered: list[_LayerOutcome]) -> tuple[RankTelemetry, ...]:
-        measured_R = ordered[-1].gathered.measured_R
-        computed_RL = np.stack([outcome.loads_R for outcome in ordered], axis=1)
+    def _telemetry(self, ordered: list[GatheredCounts]) -> tuple[RankTelemetry, ...]:
+        measured_R = ordered[-1].measured_R
+        computed_LR = np.array([[each.computed_tokens for each in outcome.measured_R] for outcome in ordered])
+        new_LR, self._computed_LR = computed_LR - self._computed_LR, computed_LR
         telemetry = tuple(
             RankTelemetry(
-                computed_tokens_L=computed_RL[rank],
+                computed_tokens_L=new_LR[:, rank],
                 exposed_transfer_seconds=(now.exposed_us - before.exposed_us) * _MICRO,
                 transfer_seconds=(now.flight_us - before.flight_us) * _MICRO,
                 intra_node_sent_bytes=now.intra_node_sent_bytes - before.intra_node_sent_bytes,

@@ -17,6 +17,7 @@ from taot_client.home_experts import Weights
 from taot_client.layer_pass import LayerPass
 from taot_client.layer_route import LayerRoute
 from taot_client.parallel_experts import ParallelExperts
+from taot_client.shipment import WaitClock
 from taot_client.slot_table import SlotTable
 from taot_client.step_record import StepMode
 from taot_client.transfer_schedule import align_guests
@@ -62,10 +63,17 @@ class SharedSupply(GuestSupply):
 
     holds_for_backward = False
 
-    def __init__(
-        self, state: AgentState, parallel: ParallelExperts, route: LayerRoute, slots: SlotTable, *, shared: SharedSlots
+    def __init__(  # noqa: PLR0913 - what a layer's guests have to do with
+        self,
+        state: AgentState,
+        parallel: ParallelExperts,
+        route: LayerRoute,
+        slots: SlotTable,
+        *,
+        clock: WaitClock,
+        shared: SharedSlots,
     ) -> None:
-        super().__init__(state, parallel, route, slots)
+        super().__init__(state, parallel, route, slots, clock=clock)
         self._shared = shared
         self._set = shared.sets[route.layer % len(shared.sets)]
         self._planned_RK = self.no_guests()
@@ -157,6 +165,6 @@ class SharedSupply(GuestSupply):
         holder, self._set.holder = self._set.holder, None
         if holder is not None:
             # What is on its way arrives first: two writers of one buffer would leave a mixture.
-            with self._state.clock.exposed():
+            with self._clock.exposed():
                 holder.slots.clear(timeout_seconds=self._state.transfer_timeout_seconds)
             holder.resident_RK = holder.no_guests()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -109,6 +109,13 @@ class Mover(Protocol):
 
     def close(self) -> None:
         """Stops what the mover has started."""
+
+
+class WaitClock(Protocol):
+    """Measures waits of the training thread."""
+
+    def exposed(self) -> AbstractContextManager[None]:
+        """Adds the duration of what is done inside."""
 
 
 class TransferClock:

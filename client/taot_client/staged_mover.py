@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from taot_client.gloo_mover import GlooMover
+from taot_client.link_meter import LinkMeter
 from taot_client.shipment import Shipment, TransferClock
 
 
@@ -56,8 +57,10 @@ class _Stop:
 class StagedMover:
     """Carries shipments over a gloo group, from device to device by way of the host."""
 
-    def __init__(self, group: dist.ProcessGroup, *, clock: TransferClock, name: str) -> None:
-        self._mover = GlooMover(group, clock=clock, name=name)
+    def __init__(
+        self, group: dist.ProcessGroup, *, clock: TransferClock, name: str, links: LinkMeter | None = None
+    ) -> None:
+        self._mover = GlooMover(group, clock=clock, name=name, links=links)
         self._posted: list[Shipment] = []
         self._batches: queue.SimpleQueue[tuple[list[_Stop], Callable[[], None]] | None] = queue.SimpleQueue()
         threading.Thread(target=self._stage, name=f"taot-{name}-staging", daemon=True).start()

@@ -62,6 +62,11 @@ class StepControl:
             guests_LRK=torch.full(self._shape, EMPTY_SLOT).numpy(),
         )
 
+    def gather(self, values_N: IntArray) -> IntArray:
+        """Gathers what every rank has measured. Shape: [ranks, numbers]."""
+        rows_RN: IntArray = all_gather_host(self._control, torch.from_numpy(values_N), size=self._group.size).numpy()
+        return rows_RN
+
     def share_answer(self, guests_RK: IntArray | None) -> IntArray | None:
         """Hands the leader's answer for one layer to all ranks: guests [ranks, slots], or None.
 

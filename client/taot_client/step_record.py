@@ -1,6 +1,8 @@
 """What the leader tells its peers at each step boundary, so that all ranks do the same in the same step.
 
-A record has a fixed length for a given model and group: it travels as one broadcast.
+A record has a fixed length for a given model and group: it travels as one broadcast. It consists of the mode and its
+reason, the plan, and what has been measured of the machine: all that ranks decide by, so that one digest tells whether
+they will decide alike.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from enum import IntEnum
 import numpy as np
 
 from taot_api import PlanIdentity
+from taot_client.step_gates import StepGates
 from taot_planning.arrays import IntArray
 
 MAX_EPOCH_BYTES = 64
@@ -71,26 +74,39 @@ class StepRecord:
     identity: PlanIdentity | None = None
     """The plan's identity; None without a plan."""
 
+    gates: StepGates = StepGates()
+    """Rates of the machine, and the layers that have no guests."""
+
     def encode(self) -> bytes:
         """Serializes the record; the same length for every record of a group."""
         epoch = self.identity.planner_epoch.encode() if self.identity else b""
         version = self.identity.version if self.identity else 0
         head = _HEAD.pack(self.step, self.mode, self.reason, version, epoch)
-        return head + np.ascontiguousarray(self.guests_LRK, dtype="<i4").tobytes()
+        gates = self.gates.encode(num_layers=self.guests_LRK.shape[0])
+        return head + gates + np.ascontiguousarray(self.guests_LRK, dtype="<i4").tobytes()
 
     @classmethod
     def decode(cls, data: bytes, *, shape: tuple[int, int, int]) -> StepRecord:
         """Reads a record of a group with `shape` [layers, ranks, slots]."""
         step, mode, reason, version, epoch = _HEAD.unpack_from(data)
-        guests = np.frombuffer(data, dtype="<i4", offset=_HEAD.size).reshape(shape).astype(np.int64)
+        gates = StepGates.decode(data, offset=_HEAD.size, num_layers=shape[0])
+        offset = _HEAD.size + StepGates.num_bytes(shape[0])
+        guests = np.frombuffer(data, dtype="<i4", offset=offset).reshape(shape).astype(np.int64)
         identity = PlanIdentity(planner_epoch=epoch.rstrip(b"\0").decode(), version=version) if version else None
-        return cls(step=step, mode=StepMode(mode), reason=ModeReason(reason), guests_LRK=guests, identity=identity)
+        return cls(
+            step=step,
+            mode=StepMode(mode),
+            reason=ModeReason(reason),
+            guests_LRK=guests,
+            identity=identity,
+            gates=gates,
+        )
 
     @staticmethod
     def num_bytes(shape: tuple[int, int, int]) -> int:
         """Length of every record of a group with `shape` [layers, ranks, slots]."""
         layers, ranks, slots = shape
-        return _HEAD.size + 4 * layers * ranks * slots
+        return _HEAD.size + StepGates.num_bytes(layers) + 4 * layers * ranks * slots
 
 
 def record_digest(data: bytes) -> int:

@@ -29,7 +29,7 @@ class StepSummary:
     """(max - mean) / mean of the ranks' load as plain expert parallelism would have had it, by layer."""
 
     imbalance: Mapping[str, float]
-    """The same as it was; in observe mode, as the plan would have made it."""
+    """The same of the tokens that ranks really computed; in observe mode, as the plan would have made it."""
 
     guests_intra: int
     """Guests that came from a rank of the same node, over all layers and micro-batches: from home, or passed on."""
@@ -42,6 +42,9 @@ class StepSummary:
 
     fallbacks: Mapping[str, int]
     """Passes through a layer that ran without guests that were wanted, by reason."""
+
+    layers_off: tuple[str, ...] = ()
+    """Layers without guests in this step, since guests were measured to cost more than they gain."""
 
 
 class StepTally:
@@ -69,7 +72,9 @@ class StepTally:
         """Notes a pass that ran without guests that were wanted."""
         self.fallbacks[reason] = self.fallbacks.get(reason, 0) + 1
 
-    def summary(self, *, step: int, mode: StepMode, reason: ModeReason) -> StepSummary:
+    def summary(
+        self, *, step: int, mode: StepMode, reason: ModeReason, layers_off: tuple[str, ...] = ()
+    ) -> StepSummary:
         """What has been added so far."""
         return StepSummary(
             step=step,
@@ -81,4 +86,5 @@ class StepTally:
             guests_inter=self._guests[1],
             weighted_cost=self._cost,
             fallbacks=dict(self.fallbacks),
+            layers_off=layers_off,
         )

@@ -15,6 +15,7 @@ from taot_planning.arrays import MAX_COUNT, IntArray
 FALLBACK_REASONS = frozenset(
     {
         "disabled",
+        "layer_off",
         "no_answer",
         "no_plan_yet",
         "not_arrived",

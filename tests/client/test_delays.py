@@ -10,9 +10,19 @@ from datetime import timedelta
 import pytest
 from link_samples import eventually
 from rank_threads import run_ranks
-from tiny_moe import TinyConfig, TinyMoE, assert_same_gradients, batch, loss_of, merged, train, train_dense
+from tiny_moe import (
+    TinyConfig,
+    TinyMoE,
+    assert_same_gradients,
+    batch,
+    loss_of,
+    merged,
+    tiny_options,
+    train,
+    train_dense,
+)
 
-from taot_client import Agent, AgentOptions, gloo_mover, layer_agent, step_control
+from taot_client import Agent, gloo_mover, layer_agent, step_control
 from taot_client.planner_link import PlannerLink
 
 CONFIG = TinyConfig(num_layers=2, tokens_by_rank=(20, 11, 0, 26), dim=6, hidden_dim=8)
@@ -49,7 +59,7 @@ def test_random_delays_on_every_rank_and_message_leave_the_mathematics_alone(
             owner, name, delayed(getattr(owner, name), chance=0.1, most_seconds=0.012, seed=hash(name) % 1000)
         )
     address = None if plan_source == "inline" else planner.address
-    agent_options = AgentOptions(
+    agent_options = tiny_options(
         ranks_per_node=2,
         planner_address=address,
         plan_source=plan_source,
@@ -77,7 +87,7 @@ def test_random_delays_on_every_rank_and_message_leave_the_mathematics_alone(
 @pytest.mark.slow
 def test_a_rank_that_stalls_anywhere_in_a_step_is_not_a_fault(planner):
     # The transfer wait is far shorter than the stalls: its clock must not run while a peer is merely late.
-    agent_options = AgentOptions(
+    agent_options = tiny_options(
         ranks_per_node=2,
         planner_address=planner.address,
         group="stall",
@@ -104,7 +114,7 @@ def test_a_guest_that_has_not_arrived_is_left_out_by_all_ranks_and_used_once_it_
     gate, real_complete = threading.Event(), gloo_mover._Flight.complete
     gate.set()
     monkeypatch.setattr(gloo_mover._Flight, "complete", lambda flight: gate.wait(50) and real_complete(flight))
-    agent_options = AgentOptions(ranks_per_node=2, planner_address=planner.address, group="late-guests", debug=True)
+    agent_options = tiny_options(ranks_per_node=2, planner_address=planner.address, group="late-guests", debug=True)
 
     def body(rank):
         model = TinyMoE(config, rank.group)

@@ -19,6 +19,7 @@ from tiny_moe import (
     batch,
     loss_of,
     merged,
+    tiny_options,
     train,
     train_dense,
 )
@@ -34,7 +35,7 @@ RANKS = 4
 
 
 def options(**changes) -> AgentOptions:
-    return AgentOptions(**{"ranks_per_node": 2, "debug": True, "plan_source": "inline", **changes})
+    return tiny_options(**{"ranks_per_node": 2, "debug": True, "plan_source": "inline", **changes})
 
 
 def guests_moved(history) -> int:

@@ -16,6 +16,7 @@ from tiny_moe import (
     merged,
     named_gradients,
     sum_shared_gradients,
+    tiny_options,
 )
 
 from taot_client import Agent, AgentOptions
@@ -29,7 +30,7 @@ MICRO_BATCHES = 3
 
 
 def options(**changes) -> AgentOptions:
-    return AgentOptions(**{"ranks_per_node": 2, "debug": True, "plan_source": "inline", **changes})
+    return tiny_options(**{"ranks_per_node": 2, "debug": True, "plan_source": "inline", **changes})
 
 
 def dense_gradients() -> History:

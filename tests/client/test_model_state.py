@@ -7,7 +7,7 @@ import io
 import pytest
 import torch
 from rank_threads import Rank, run_ranks
-from tiny_moe import TinyConfig, TinyMoE, batch, loss_of
+from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
 from taot_client import Agent, AgentOptions, StepSummary
 from taot_client import layer_agent as layer_agent_module
@@ -17,7 +17,7 @@ CONFIG = TinyConfig()
 
 
 def options(**changes) -> AgentOptions:
-    return AgentOptions(**{"ranks_per_node": 1, "debug": True, "plan_source": "inline", **changes})
+    return tiny_options(**{"ranks_per_node": 1, "debug": True, "plan_source": "inline", **changes})
 
 
 def step(agent: Agent, model: TinyMoE, rank: Rank, index: int) -> StepSummary:

@@ -11,7 +11,7 @@ import pytest
 from link_samples import eventually
 from rank_threads import run_ranks
 from running_planner import planner_process
-from tiny_moe import TinyConfig, assert_same_gradients, merged, train, train_dense
+from tiny_moe import TinyConfig, assert_same_gradients, merged, tiny_options, train, train_dense
 
 from taot_client import Agent, AgentOptions
 
@@ -21,7 +21,7 @@ DEADLINE = timedelta(milliseconds=500)
 
 
 def options(address: str, **changes) -> AgentOptions:
-    return AgentOptions(**{"ranks_per_node": 2, "planner_address": address, "plan_deadline": DEADLINE, **changes})
+    return tiny_options(**{"ranks_per_node": 2, "planner_address": address, "plan_deadline": DEADLINE, **changes})
 
 
 def wait_for_a_plan_of(agent: Agent, step: int) -> None:

@@ -16,6 +16,7 @@ from tiny_moe import (
     merged,
     named_gradients,
     sum_shared_gradients,
+    tiny_options,
     train_dense,
 )
 from torch.utils.checkpoint import checkpoint
@@ -31,7 +32,7 @@ CONFIG = TinyConfig()
 
 
 def options(**changes) -> AgentOptions:
-    return AgentOptions(**{"ranks_per_node": 2, "debug": True, "plan_source": "inline", **changes})
+    return tiny_options(**{"ranks_per_node": 2, "debug": True, "plan_source": "inline", **changes})
 
 
 def train_checkpointed(rank: Rank, *, use_reentrant: bool, num_steps: int, between=lambda agent: None) -> History:

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from rank_threads import Rank, run_ranks
-from tiny_moe import FixedRouter, TinyConfig, TinyMoE, loss_of
+from tiny_moe import FixedRouter, TinyConfig, TinyMoE, loss_of, tiny_options
 
-from taot_client import Agent, AgentOptions
+from taot_client import Agent
 
 RANKS = 4
 EXPERTS = 8
@@ -31,7 +31,7 @@ def steps(
         router_of=lambda config, layer: FixedRouter(config, layer, choices=[[0]]),
     )
     model = TinyMoE(config, rank.group)
-    options = AgentOptions(ranks_per_node=2, tolerance=0.1, plan_source="inline", debug=True)
+    options = tiny_options(ranks_per_node=2, tolerance=0.1, plan_source="inline", debug=True)
     agent = Agent(model, options, groups=rank.agent_groups)
     done = []
     for _ in range(num_steps):
@@ -77,7 +77,7 @@ def test_every_step_and_every_change_of_weights_moves_its_guests_anew():
 def test_the_options_reach_the_session():
     def spec_of(rank: Rank):
         model = TinyMoE(TinyConfig(num_layers=1), rank.group)
-        options = AgentOptions(min_tokens_per_guest=5, recent_reports=7)
+        options = tiny_options(min_tokens_per_guest=5, recent_reports=7)
         agent = Agent(model, options, groups=rank.agent_groups)
         agent.close()
         return agent._agent.state.spec

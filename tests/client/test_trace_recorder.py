@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 from rank_threads import Rank, run_ranks
-from tiny_moe import TinyConfig, TinyMoE, batch, loss_of
+from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
 from taot_api.trace_folder import TraceReader
-from taot_client import Agent, AgentOptions, TraceRecorder
+from taot_client import Agent, TraceRecorder
 from taot_client.trace_recorder import TraceFile
 
 CONFIG = TinyConfig(num_layers=2, num_experts_by_layer=(8, 6))
@@ -22,7 +22,7 @@ Choices = dict[tuple[int, int, int], np.ndarray]
 def record_run(rank: Rank, folder: Path, *, num_steps: int = 3, micro_batches: int = 2) -> Choices:
     """Trains a little while recording; returns what the routers of this rank chose in training."""
     model = TinyMoE(CONFIG, rank.group)
-    agent = Agent(model, AgentOptions(num_slots=1, ranks_per_node=2), groups=rank.agent_groups)
+    agent = Agent(model, tiny_options(num_slots=1, ranks_per_node=2), groups=rank.agent_groups)
     chosen: Choices = {}
     place = [0, 0]
     for index, layer in enumerate(model.layers):
@@ -70,7 +70,7 @@ def test_every_rank_hears_that_the_folder_cannot_be_used(tmp_path: Path) -> None
     (tmp_path / "meta.json").write_text("{}")
 
     def body(rank: Rank) -> str:
-        agent = Agent(TinyMoE(CONFIG, rank.group), AgentOptions(ranks_per_node=2), groups=rank.agent_groups)
+        agent = Agent(TinyMoE(CONFIG, rank.group), tiny_options(ranks_per_node=2), groups=rank.agent_groups)
         with pytest.raises(ValueError, match="holds a trace already") as error:
             agent.record(tmp_path)
         agent.record(tmp_path / "new")

@@ -1,0 +1,99 @@
+"""What guests gain and what they cost, measured or predicted: pure functions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from taot_planning import EMPTY_SLOT, LayerProblem, plan_from_guests, rank_loads
+from taot_planning.arrays import IntArray
+from taot_planning.guest_moves import list_moves
+
+TRAINING_PER_FORWARD = 3
+"""Time of forward and backward in forwards: gradients of tokens and of weights take about one each."""
+
+_PICOSECONDS = 10**12
+
+
+def measured_gain_us(*, saved_tokens: int, token_picoseconds: int, exposed_us: int) -> int:
+    """Microseconds that a layer's guests have saved in a step, less what training stood still for them.
+
+    Only forwards are timed; a backward counts as two. What guests cost that nobody waits for is left out: packing,
+    memory traffic, links that others want to use.
+
+    Args:
+        saved_tokens: tokens of the fullest rank without guests, less those with them, over all passes.
+        token_picoseconds: time of one token in one expert, forward.
+        exposed_us: the longest time that a rank stood still.
+    """
+    return saved_tokens * token_picoseconds * TRAINING_PER_FORWARD // 10**6 - exposed_us
+
+
+def without_vain_guests(problem: LayerProblem, guests_RK: IntArray) -> IntArray:
+    """The guests, or none where the predicted time of the forward is not shorter with them. Shape: [ranks, slots].
+
+    Where rates are unknown nothing is predicted, and the guests stay.
+    """
+    if problem.rates is None or not (guests_RK != EMPTY_SLOT).any():
+        return guests_RK
+    nothing_RK = np.full_like(guests_RK, EMPTY_SLOT)
+    seconds, without = (
+        plan_from_guests(problem, each_RK).stats(problem).predicted_seconds for each_RK in (guests_RK, nothing_RK)
+    )
+    is_vain = seconds is not None and without is not None and seconds >= without
+    return nothing_RK if is_vain else guests_RK
+
+
+def worthwhile_layers(
+    problems_L: Sequence[LayerProblem | None],
+    guests_LRK: IntArray,
+    *,
+    reach_seconds_L: Sequence[float],
+    passes_L: Sequence[int],
+) -> list[bool]:
+    """Which layers' guests are expected to gain more than they cost, where all of them leave when the step begins.
+
+    The weights of all layers leave one after the other, in forward order. What has not arrived when the layer is
+    reached counts as exposed. Left out: the gradients' way home, that guests which are late are not waited for, and
+    whatever else uses the links. Layers whose rates are unknown stay, and their transfers count as free.
+
+    Args:
+        problems_L: each layer with its last counts and rates; None where nothing has been counted.
+        guests_LRK: the guests that leave. Shape: [layers, ranks, slots].
+        reach_seconds_L: when each layer was reached in the last step, after its guests had left.
+        passes_L: micro-batches that use a layer's guests.
+    """
+    sent_R = received_R = np.zeros(guests_LRK.shape[1], dtype=np.int64)
+    worth_L = []
+    for problem, guests_RK, reach_seconds, passes in zip(
+        problems_L, guests_LRK, reach_seconds_L, passes_L, strict=True
+    ):
+        if problem is None or problem.rates is None or problem.topology.levels[0].bandwidth_bytes_per_second is None:
+            worth_L.append(True)
+            continue
+        later_sent_R, later_received_R = _send(problem, guests_RK, sent_R, received_R)
+        exposed = max(0, int(later_received_R.max()) - round(reach_seconds * _PICOSECONDS))
+        static_R = rank_loads(problem.counts_RE, problem.home_E)
+        loads_R = plan_from_guests(problem, guests_RK).loads_R(problem)
+        saved = int(static_R.max() - loads_R.max()) * problem.rates.token_picoseconds * TRAINING_PER_FORWARD * passes
+        worth_L.append(saved > exposed)
+        if worth_L[-1]:
+            sent_R, received_R = later_sent_R, later_received_R
+    return worth_L
+
+
+def _send(
+    problem: LayerProblem, guests_RK: IntArray, sent_R: IntArray, received_R: IntArray
+) -> tuple[IntArray, IntArray]:
+    """When each rank has sent and received everything, in picoseconds, with one more layer's guests. Shape: [ranks]."""
+    sent_R, received_R = sent_R.copy(), received_R.copy()
+    assert problem.rates is not None
+    topology, moves = problem.topology, list_moves(problem, guests_RK)
+    for source, rank in zip(moves.source_G.tolist(), moves.rank_G.tolist(), strict=True):
+        bandwidth = topology.levels[int(topology.level_RR[source, rank])].bandwidth_bytes_per_second
+        assert bandwidth is not None, "bandwidths are known for all levels or for none"
+        duration = problem.rates.expert_size_bytes * _PICOSECONDS // bandwidth
+        sent_R[source] += duration
+        received_R[rank] = max(received_R[rank] + duration, sent_R[source])
+    return sent_R, received_R

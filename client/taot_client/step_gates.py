@@ -1,0 +1,79 @@
+"""What the leader tells all ranks about the machine: rates, and the layers that have no guests."""
+
+from __future__ import annotations
+
+import struct
+from dataclasses import dataclass, replace
+
+from taot_planning import LayerRates, Topology
+from taot_planning.layer_problem import MAX_TOKEN_PICOSECONDS
+from taot_planning.topology import MAX_BANDWIDTH
+
+NUM_LEVELS = 2
+"""Levels of the topologies that ranks detect: the node, and all nodes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepGates:
+    """Part of a step record, so that all ranks gate their guests alike. Empty: nothing is known, all layers are on."""
+
+    token_picoseconds_L: tuple[int, ...] = ()
+    """Time to compute one token in one expert, forward; 0 where unknown. Shape: [layers]."""
+
+    bandwidth_V: tuple[int, ...] = (0,) * NUM_LEVELS
+    """Bytes per second that a rank receives from within its node, and from other nodes; 0 where unknown."""
+
+    is_off_L: tuple[bool, ...] = ()
+    """Layers without guests. Shape: [layers]."""
+
+    def is_off(self, layer: int) -> bool:
+        """Whether a layer has no guests in this step."""
+        return bool(self.is_off_L) and self.is_off_L[layer]
+
+    def rates(self, layer: int, *, expert_size_bytes: int) -> LayerRates | None:
+        """The rates of a layer for planning; None where they are unknown."""
+        picoseconds = self.token_picoseconds_L[layer] if self.token_picoseconds_L else 0
+        if not picoseconds:
+            return None
+        return LayerRates(
+            token_picoseconds=min(picoseconds, MAX_TOKEN_PICOSECONDS), expert_size_bytes=expert_size_bytes
+        )
+
+    def topology(self, topology: Topology) -> Topology:
+        """The topology with bandwidths, where at least one is known.
+
+        A level that has not been measured counts as fast as the other: guests across it are tried, and then it is.
+        """
+        known = [bandwidth for bandwidth in self.bandwidth_V if bandwidth]
+        if not known or len(topology.levels) != len(self.bandwidth_V):
+            return topology
+        levels = tuple(
+            replace(level, bandwidth_bytes_per_second=min(bandwidth or known[0], MAX_BANDWIDTH))
+            for level, bandwidth in zip(topology.levels, self.bandwidth_V, strict=True)
+        )
+        return replace(topology, levels=levels)
+
+    def encode(self, *, num_layers: int) -> bytes:
+        """Serializes; the same length for any content."""
+        picoseconds_L = self.token_picoseconds_L or (0,) * num_layers
+        is_off_L = self.is_off_L or (False,) * num_layers
+        return _format(num_layers).pack(*self.bandwidth_V, *picoseconds_L, *is_off_L)
+
+    @classmethod
+    def decode(cls, data: bytes, *, offset: int, num_layers: int) -> StepGates:
+        """Reads what `encode` wrote, from `offset` on."""
+        values = _format(num_layers).unpack_from(data, offset)
+        return cls(
+            bandwidth_V=values[:NUM_LEVELS],
+            token_picoseconds_L=values[NUM_LEVELS : NUM_LEVELS + num_layers],
+            is_off_L=values[NUM_LEVELS + num_layers :],
+        )
+
+    @staticmethod
+    def num_bytes(num_layers: int) -> int:
+        """Length of what `encode` writes."""
+        return _format(num_layers).size
+
+
+def _format(num_layers: int) -> struct.Struct:
+    return struct.Struct(f"<{NUM_LEVELS}q{num_layers}q{num_layers}?")
