@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
@@ -23,23 +23,41 @@ class Rank:
 
     group: ExpertParallelGroup
     agent_groups: AgentGroups
+    world_rank: int
+    """Among all threads; the rank of `group` where that is the only one."""
+    replicas: dist.ProcessGroup
+    """The ranks with the same experts, one of each expert-parallel group."""
 
 
-def run_ranks(num_ranks: int, body: Callable[[Rank], T], *, timeout_seconds: float = 60) -> list[T]:
-    """Runs `body` on every rank and returns the results by rank.
+def run_ranks(
+    num_ranks: int,
+    body: Callable[[Rank], T],
+    *,
+    groups: Sequence[Sequence[int]] = (),
+    timeout_seconds: float = 60,
+) -> list[T]:
+    """Runs `body` on every rank and returns the results by world rank.
 
+    `groups` lists the world ranks of each expert-parallel group, all of one size; one group of all by default.
     The first error of any rank is raised; others that follow from it are not shown.
     """
+    groups = groups or [range(num_ranks)]
     store = HashStore()
     results: list[T | None] = [None] * num_ranks
     errors: list[BaseException] = []
 
-    def run(rank: int) -> None:
+    def run(world_rank: int) -> None:
         try:
-            make = lambda name: _gloo(store, name, rank, num_ranks, timeout_seconds)  # noqa: E731
-            group = ExpertParallelGroup(rank=rank, size=num_ranks, tokens=make("tokens"), counts=make("counts"))
+            members = next(list(each) for each in groups if world_rank in each)
+            rank, name = members.index(world_rank), f"ep{min(members)}"
+            copies = [each[rank] for each in groups]
+            make = lambda kind: _gloo(store, f"{name}/{kind}", rank, len(members), timeout_seconds)  # noqa: E731
+            group = ExpertParallelGroup(
+                rank=rank, size=len(members), tokens=make("tokens"), counts=make("counts"), name=name
+            )
             agent_groups = AgentGroups(control=make("control"), weights=make("weights"), gradients=make("gradients"))
-            results[rank] = body(Rank(group, agent_groups))
+            replicas = _gloo(store, f"replicas/{rank}", copies.index(world_rank), len(copies), timeout_seconds)
+            results[world_rank] = body(Rank(group, agent_groups, world_rank, replicas))
         except BaseException as error:  # noqa: BLE001 - the top of a thread
             errors.append(error)
 

@@ -6,6 +6,9 @@ import atexit
 import logging
 from typing import Any
 
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
 from taot_api import SessionSpec
 from taot_client.agent_state import AgentState
 from taot_client.coordinator import PlainCoordinator
@@ -47,6 +50,7 @@ class ActiveAgent:
             ValueError: on every rank, if the planner refuses the job.
         """
         self._layers = layers
+        self._load_hooks: list[RemovableHandle] = []
         shape = (len(layers), spec.topology.num_ranks, spec.topology.max_slots)
         self.state = AgentState(
             options=options,
@@ -99,6 +103,8 @@ class ActiveAgent:
             )
             state.layers.append(LayerAgent(state, layer, route, supply, meter=meter))
             layer.coordinator = state.layers[-1]
+            for module in layer.module.modules():  # any of them can be loaded by itself
+                self._load_hooks.append(module.register_load_state_dict_post_hook(self._note_loaded))
         self._announce(memory)
 
     def _announce(self, memory: GuestMemory) -> None:
@@ -149,12 +155,14 @@ class ActiveAgent:
         """See `Agent.weights_changed`."""
         if not self.state.is_in_step:
             return  # the next step fetches its guests anyway
-        in_flight = [each.route.name for each in self.state.layers if each.pins.num_in_flight]
-        if in_flight:
-            raise RuntimeError(f"weights changed while layer {in_flight[0]!r} waits for a backward")
-        self._drain()
-        self.state.weight_epoch += 1
-        self._send_for_guests()
+        self.state.check_none_in_flight()
+        self.state.weight_changes.announce()
+
+    def _note_loaded(self, module: nn.Module, keys: object) -> None:
+        """Announces weights that `load_state_dict` has changed; passes in flight cannot be used any more."""
+        del module, keys
+        if self.state.is_in_step:
+            self.state.weight_changes.announce()
 
     def transfer_seconds(self) -> tuple[float, float]:
         """See `Agent.transfer_seconds`."""
@@ -169,6 +177,8 @@ class ActiveAgent:
         for (_, layer), mine in zip(self._layers, self.state.layers, strict=True):
             if layer.coordinator is mine:
                 layer.coordinator = PlainCoordinator(layer.group, layer.home_E)
+        for hook in self._load_hooks:
+            hook.remove()
         self.state.weight_mover.close()
         self.state.gradient_mover.close()
         if self.state.leader is not None:

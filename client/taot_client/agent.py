@@ -150,9 +150,10 @@ class Agent:
         self._is_recording = True
 
     def weights_changed(self) -> None:
-        """Tells that weights changed inside a step: its guests are fetched anew. Collective.
+        """Tells that weights changed inside a step: at their next forward all ranks fetch its guests anew.
 
-        Between `end_step` and `begin_step` nothing needs to be told.
+        One rank is enough, and ranks need not call it at the same place: it returns at once. Between `end_step` and
+        `begin_step` nothing needs to be told, and `load_state_dict` tells it by itself.
 
         Raises:
             RuntimeError: if a forward still waits for its backward.

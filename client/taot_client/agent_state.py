@@ -25,6 +25,7 @@ from taot_client.step_record import ModeReason, StepMode, StepRecord
 from taot_client.step_summary import StepSummary, StepTally
 from taot_client.trace_recorder import TraceFile
 from taot_client.transfer_schedule import Move
+from taot_client.weight_changes import WeightChanges
 from taot_planning import EMPTY_SLOT, LayerProblem, imbalance, rank_loads
 from taot_planning.arrays import IntArray
 
@@ -63,8 +64,10 @@ class AgentState:
         self.step = -1
         self.num_invalid_ids = 0
         self.is_in_step = False
+        self.weight_changes = WeightChanges(num_ranks=group.size)
         self.trace: TraceFile | None = None
         self._record: StepRecord | None = None
+        self._is_mismatch = False
         self._tally = StepTally()
         self._outcomes = PassOutcomes(len(spec.layers))
         self._sent_bytes = [0, 0]
@@ -74,8 +77,12 @@ class AgentState:
 
     def begin_step(self, record: StepRecord) -> None:
         """Moves on to the record's step; the weights have changed since the last."""
+        was_mismatch, self._is_mismatch = self._is_mismatch, record.reason is ModeReason.RECORD_MISMATCH
+        if self._is_mismatch and not was_mismatch:
+            self._warn("step %d: the ranks hold different step records, every expert stays home", record.step)
         self.step, self._record, self.is_in_step = record.step, record, True
         self.weight_epoch += 1
+        self.weight_changes.begin_step()
         self._tally = StepTally()
         self._outcomes = PassOutcomes(len(self.spec.layers))
         self.timed_topology = record.gates.topology(self.topology)
@@ -96,6 +103,27 @@ class AgentState:
     def mode(self) -> StepMode:
         """What the ranks do about placement in this step."""
         return self.record.mode
+
+    def check_none_in_flight(self) -> None:
+        """Checks that no pass needs the weights as they were.
+
+        Raises:
+            RuntimeError: naming a layer whose forward waits for its backward.
+        """
+        in_flight = [each.route.name for each in self.layers if each.pins.num_in_flight]
+        if in_flight:
+            raise RuntimeError(f"weights changed while layer {in_flight[0]!r} waits for a backward")
+
+    def renew_guests(self) -> None:
+        """Forgets all guests, whose weights have changed, and sends for those of the plan anew. On every rank alike.
+
+        Raises:
+            RuntimeError: on every rank, if a forward waits for its backward.
+        """
+        self.check_none_in_flight()
+        self.weight_epoch += 1
+        for index, layer in enumerate(self.layers):
+            layer.renew_guests(self.planned_guests(index) if self.mode is StepMode.PLAN else None)
 
     @property
     def transfer_timeout_seconds(self) -> float:
@@ -161,6 +189,17 @@ class AgentState:
         self._tally.add_fallback(reason)
         self._reports.add_fallback(reason)
 
+    def note_never_arrived(self, ranks: Sequence[int], *, layer: str, num_steps: int) -> None:
+        """Notes guests that have come too late for many steps in a row; every rank notes the same."""
+        self.note_fallback("never_arrived")
+        self._warn(
+            "step %d: guests of layer %r on ranks %s came too late in %d steps in a row: the layer stays unbalanced",
+            self.step,
+            layer,
+            ranks,
+            num_steps,
+        )
+
     def note_mode(self) -> None:
         """Notes a pass in a step whose mode is not the configured one."""
         wanted_reasons = (ModeReason.AS_CONFIGURED, ModeReason.PAUSED)
@@ -178,6 +217,10 @@ class AgentState:
             if not shipment.is_receive:
                 crosses = nodes_R[shipment.peer] != nodes_R[self.group.rank]
                 self._sent_bytes[int(crosses)] += shipment.buffer.numel()
+
+    def _warn(self, message: str, *args: object) -> None:
+        """Warns of what all ranks see alike."""
+        logger.log(logging.WARNING if self.leader is not None else logging.DEBUG, message, *args)
 
     def note_invalid_ids(self, count: int, *, layer: str) -> None:
         """Counts choices outside the experts; the first ones are logged."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 
-from taot_client.groups import all_gather_text
+from taot_client.groups import all_gather_text, peers_named
 
 
 def check_agreement(group: dist.ProcessGroup, facts: Mapping[str, object], *, size: int) -> None:
@@ -22,7 +22,9 @@ def check_agreement(group: dist.ProcessGroup, facts: Mapping[str, object], *, si
     Raises:
         ValueError: on every rank, naming the first field that differs and what each rank has.
     """
-    gathered = [json.loads(text) for text in all_gather_text(group, json.dumps(facts, sort_keys=True), size=size)]
+    with peers_named("the start of the agent"):
+        texts = all_gather_text(group, json.dumps(facts, sort_keys=True), size=size)
+    gathered = [json.loads(text) for text in texts]
     for field in sorted({name for each in gathered for name in each}):
         values = [each.get(field, "<absent>") for each in gathered]
         if any(value != values[0] for value in values):
@@ -44,7 +46,8 @@ def share_refusals(group: dist.ProcessGroup, *, size: int) -> Iterator[None]:
         yield
     except ValueError as error:
         own = error
-    texts = all_gather_text(group, str(own) or repr(own) if own is not None else "", size=size)
+    with peers_named("a check that all ranks share"):
+        texts = all_gather_text(group, str(own) or repr(own) if own is not None else "", size=size)
     if own is not None:
         raise own
     for rank, text in enumerate(texts):

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from taot_client.device import to_host
-from taot_client.groups import ExpertParallelGroup, all_gather_host
+from taot_client.groups import ExpertParallelGroup, all_gather_host, peers_named
 from taot_planning.arrays import IntArray
 
 NO_STEP = -1
@@ -31,6 +31,11 @@ class CallSite:
 
     layer: int
     """Index of the layer in forward order."""
+
+    def __str__(self) -> str:
+        if self.step == NO_STEP:
+            return "a forward outside training"
+        return f"step {self.step}, micro-batch {self.micro_batch}, layer {self.layer}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +85,9 @@ class GatheredCounts:
     ready_bits_R: IntArray
     """One bit per slot: its guest has arrived. Shape: [ranks]."""
 
+    weight_changes_R: IntArray
+    """Changes of the weights that each rank has announced in this step, see `WeightChanges`. Shape: [ranks]."""
+
     measured_R: tuple[Measured, ...]
     """What each rank has measured."""
 
@@ -106,6 +114,7 @@ def gather_counts(
     *,
     site: CallSite,
     ready_bits: int = 0,
+    weight_changes: int = 0,
     measured: Measured | None = None,
 ) -> GatheredCounts:
     """Gathers the counts of all ranks. Collective, on the host.
@@ -114,18 +123,20 @@ def gather_counts(
         RuntimeError: if the ranks are at different places of the program; every rank says so.
     """
     measured = measured or Measured()
-    header = [site.step, site.micro_batch, site.layer, local.valid_tokens, ready_bits]
+    header = [site.step, site.micro_batch, site.layer, local.valid_tokens, ready_bits, weight_changes]
     header += [getattr(measured, name) for name in Measured.__dataclass_fields__]
     message = torch.from_numpy(np.concatenate([np.array(header, dtype=np.int64), local.counts_E]))
-    rows = all_gather_host(group.counts, message, size=group.size).numpy()
+    with peers_named(f"the counts gather of {site}"):
+        rows = all_gather_host(group.counts, message, size=group.size).numpy()
     _check_sites(rows[:, :3])
     return GatheredCounts(
         counts_RE=rows[:, len(header) :],
         valid_tokens_R=rows[:, 3],
         ready_bits_R=rows[:, 4],
+        weight_changes_R=rows[:, 5],
         measured_R=tuple(
             Measured(**dict(zip(Measured.__dataclass_fields__, row, strict=True)))
-            for row in rows[:, 5 : len(header)].tolist()
+            for row in rows[:, 6 : len(header)].tolist()
         ),
     )
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 
+INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
+"""Read by gloo itself: the network interfaces over which it is reached."""
+
 
 def is_disabled() -> bool:
     """Whether `TAOT_DISABLE` asks for plain expert parallelism, whatever the options say."""
@@ -13,3 +16,8 @@ def is_disabled() -> bool:
 def proxy_variables() -> list[str]:
     """Names of the proxy variables that are set: worth a hint when a planner cannot be reached."""
     return [name for name in ("http_proxy", "https_proxy", "grpc_proxy") if os.environ.get(name)]
+
+
+def gloo_interfaces() -> str | None:
+    """What `GLOO_SOCKET_IFNAME` says, for errors; None where it is not set."""
+    return os.environ.get(INTERFACE_VARIABLE)

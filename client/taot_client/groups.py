@@ -7,7 +7,10 @@ called with ranks inside the group, which is all that the rest of the package kn
 
 from __future__ import annotations
 
+import socket
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
@@ -15,6 +18,8 @@ from typing import cast
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
+
+from taot_client.environment import INTERFACE_VARIABLE, gloo_interfaces
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,8 +104,25 @@ def _gloo_group(over: dist.ProcessGroup, *, timeout: timedelta) -> dist.ProcessG
     _num_created[ranks] += 1
     name = f"taot/{'-'.join(map(str, ranks))}/{_num_created[ranks]}"
     store = PrefixStore(name, dist.distributed_c10d._get_default_store())
+    try:
+        backend = dist.ProcessGroupGloo(store, dist.get_rank(over), len(ranks), timeout)
+    except (RuntimeError, ValueError) as error:
+        raise GroupError(
+            f"no gloo group over the global ranks {list(ranks)} could be made: {error}. {INTERFACE_VARIABLE} is"
+            f" {gloo_interfaces()!r} and must name network interfaces that all ranks can reach, separated by commas,"
+            f" without NCCL's '^' or '='; without it this machine says it is at {_advertised_address()}"
+        ) from error
     # A backend has the methods of a group that this package calls.
-    return cast(dist.ProcessGroup, dist.ProcessGroupGloo(store, dist.get_rank(over), len(ranks), timeout))
+    return cast(dist.ProcessGroup, backend)
+
+
+def _advertised_address() -> str:
+    """Where gloo is reached by default: the address of the host's own name."""
+    name = socket.gethostname()
+    try:
+        return f"{name} = {socket.gethostbyname(name)}"
+    except OSError as error:
+        return f"{name}, which has no address ({error})"
 
 
 def _nccl_group(over: dist.ProcessGroup, *, timeout: timedelta) -> dist.ProcessGroup:
@@ -123,6 +145,23 @@ def _nccl_group(over: dist.ProcessGroup, *, timeout: timedelta) -> dist.ProcessG
         dist.get_process_group_ranks(over), backend="nccl", timeout=timeout, use_local_synchronization=True
     )
     return group
+
+
+class GroupError(RuntimeError):
+    """A rank of the group has gone or does not answer; the message says during what."""
+
+
+@contextmanager
+def peers_named(what: str) -> Iterator[None]:
+    """Says in the error of a collective what the ranks were about; the framework's own names a socket.
+
+    Raises:
+        GroupError: if the collective fails.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        raise GroupError(f"during {what} a rank of the group has left or does not answer: {error}") from error
 
 
 def all_gather_host(group: dist.ProcessGroup, values: torch.Tensor, *, size: int) -> torch.Tensor:

@@ -21,6 +21,9 @@ from taot_planning.arrays import IntArray
 if TYPE_CHECKING:
     from taot_client.agent_state import AgentState
 
+LATE_LIMIT_STEPS = 16
+"""Steps in a row in which a guest of a plan never came in time, before it is told: training goes on unbalanced."""
+
 
 class GuestSupply:
     """Keeps every guest in its slot to the end of the step: weights move once per optimizer step."""
@@ -40,14 +43,24 @@ class GuestSupply:
         self._route = route
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
         self.resident_RK = self.no_guests()
+        self._late_RK = np.zeros(self.resident_RK.shape, dtype=bool)
+        self._late_steps_RK = np.zeros(self.resident_RK.shape, dtype=np.int64)
 
     def no_guests(self) -> IntArray:
         """A placement in which every expert stays home. Shape: [ranks, slots]."""
         topology = self._state.topology
         return np.full((topology.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64)
 
-    def begin_step(self, guests_RK: IntArray | None) -> None:
-        """Forgets the guests of the past and sends for those of the new step, if it has a plan."""
+    def begin_step(self) -> None:
+        """Counts the steps at whose end a guest had not been seen to arrive; too many in a row are told."""
+        self._late_steps_RK = np.where(self._late_RK, self._late_steps_RK + 1, 0)
+        self._late_RK = np.zeros_like(self._late_RK)
+        ranks = np.flatnonzero((self._late_steps_RK == LATE_LIMIT_STEPS).any(axis=1))
+        if ranks.size:
+            self._state.note_never_arrived(ranks.tolist(), layer=self._route.name, num_steps=LATE_LIMIT_STEPS)
+
+    def renew(self, guests_RK: IntArray | None) -> None:
+        """Forgets the guests of weights that have changed and sends for the given ones, if there is a plan."""
         self.slots.clear(timeout_seconds=self._state.transfer_timeout_seconds)
         self.resident_RK = self.no_guests()
         if guests_RK is not None:
@@ -107,6 +120,7 @@ class GuestSupply:
         slots_K = np.arange(self.resident_RK.shape[1])
         ready_RK = (gathered.ready_bits_R[:, None] >> slots_K[None, :]) & 1 == 1
         late_RK = (self.resident_RK != EMPTY_SLOT) & ~ready_RK
+        self._late_RK = late_RK
         if late_RK.any():
             self._state.note_fallback("not_arrived")
         return np.where(ready_RK, self.resident_RK, EMPTY_SLOT)

@@ -68,9 +68,14 @@ class LayerAgent:
     def begin_step(self, guests_RK: IntArray | None) -> None:
         """Forgets the guests of the past and sends for those of the new step, if it has a plan."""
         self.pins.clear()
-        self._gates.forget_prepared()
-        self.supply.begin_step(guests_RK)
+        self.supply.begin_step()
+        self.renew_guests(guests_RK)
         self.meter.begin_step()
+
+    def renew_guests(self, guests_RK: IntArray | None) -> None:
+        """Forgets guests made of weights that have changed and sends for the planned ones, if there is a plan."""
+        self._gates.forget_prepared()
+        self.supply.renew(guests_RK)
 
     # The questions of the layer, in the order in which it asks them (see `Coordinator`).
 
@@ -169,8 +174,12 @@ class LayerAgent:
             local,
             site=site,
             ready_bits=self.supply.ready_bits(),
+            weight_changes=state.weight_changes.num_announced,
             measured=state.measured(computed_tokens=self.meter.computed_tokens),
         )
+        if state.weight_changes.hear(gathered.weight_changes_R):
+            state.renew_guests()
+            gathered = replace(gathered, ready_bits_R=np.zeros_like(gathered.ready_bits_R))
         problem = LayerProblem(
             counts_RE=gathered.counts_RE,
             home_E=self._home_E,

@@ -79,8 +79,8 @@ class SharedSupply(GuestSupply):
         self._planned_RK = self.no_guests()
         shared.supplies.append(self)
 
-    def begin_step(self, guests_RK: IntArray | None) -> None:
-        """Forgets the guests of the past; the first layers send for those of the new step, if it has a plan."""
+    def renew(self, guests_RK: IntArray | None) -> None:
+        """Forgets guests of weights that have changed; the first layers send for the given ones, if there is a plan."""
         self._planned_RK = self.no_guests() if guests_RK is None else guests_RK
         if self._route.layer < len(self._shared.sets):
             self._set.user = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from taot_client.groups import ExpertParallelGroup, all_gather_host
+from taot_client.groups import ExpertParallelGroup, all_gather_host, peers_named
 from taot_client.step_record import ModeReason, StepMode, StepRecord, record_digest
 from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
@@ -35,7 +35,8 @@ class StepControl:
             buffer = torch.zeros(StepRecord.num_bytes(self._shape), dtype=torch.uint8)
         else:
             buffer = torch.frombuffer(bytearray(record.encode()), dtype=torch.uint8)
-        self._pending = (buffer, self._broadcast(buffer))
+        with peers_named("the end of a step"):
+            self._pending = (buffer, self._broadcast(buffer))
 
     def take(self, *, step: int, weight_epoch: int) -> StepRecord:
         """Waits for the record that was offered and compares it among the ranks before anybody acts on it.
@@ -45,10 +46,11 @@ class StepControl:
         assert self._pending is not None, "a record is offered before it is taken"
         buffer, work = self._pending
         self._pending = None
-        work.wait()
-        data = bytes(buffer.numpy())
-        held = torch.tensor([step, weight_epoch, record_digest(data)])
-        held_R = all_gather_host(self._control, held, size=self._group.size)
+        with peers_named(f"the begin of step {step}"):
+            work.wait()
+            data = bytes(buffer.numpy())
+            held = torch.tensor([step, weight_epoch, record_digest(data)])
+            held_R = all_gather_host(self._control, held, size=self._group.size)
         record = StepRecord.decode(data, shape=self._shape) if (held_R == held_R[0]).all() else None
         if record is None or record.step != step:
             return self._home_only(step)
@@ -77,7 +79,8 @@ class StepControl:
         if guests_RK is not None:
             answer[0] = 1
             answer[1:] = torch.from_numpy(guests_RK.copy()).flatten()
-        self._broadcast(answer).wait()
+        with peers_named("the wait for the leader's answer"):
+            self._broadcast(answer).wait()
         return answer[1:].view(ranks, slots).numpy() if answer[0] else None
 
     def _broadcast(self, buffer: torch.Tensor) -> dist.Work:

@@ -16,6 +16,7 @@ FALLBACK_REASONS = frozenset(
     {
         "disabled",
         "layer_off",
+        "never_arrived",
         "no_answer",
         "no_plan_yet",
         "not_arrived",

@@ -1,0 +1,55 @@
+"""Guests that never come in time: the layer stays unbalanced, and that is counted and said once."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+from plans_awaited import await_plan
+from rank_threads import Rank, run_ranks
+from tiny_moe import TinyConfig, TinyMoE, batch, loss_of
+
+from taot_client import Agent, AgentOptions, StepSummary, guest_supply
+from taot_client.slot_table import SlotTable
+
+RANKS = 4
+DEAF_RANK = 1
+LIMIT = 4
+CONFIG = TinyConfig(num_layers=1, tokens_by_rank=(40, 40, 40, 40))
+
+
+@pytest.mark.slow
+def test_a_rank_whose_guests_never_become_ready_is_told_once_by_all_ranks(planner, monkeypatch, caplog):
+    monkeypatch.setattr(guest_supply, "LATE_LIMIT_STEPS", LIMIT)
+    real = SlotTable.ready_bits
+    monkeypatch.setattr(
+        SlotTable,
+        "ready_bits",
+        lambda self, **now: 0 if self._route.rank == DEAF_RANK else real(self, **now),
+    )
+    agent_options = AgentOptions(
+        ranks_per_node=2, planner_address=planner.address, group="never-ready", recent_reports=0
+    )
+
+    def body(rank: Rank) -> list[StepSummary]:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, agent_options, groups=rank.agent_groups)
+        summaries = []
+        for step in range(3 * LIMIT):
+            await_plan(agent, step)
+            agent.begin_step()
+            x = batch(CONFIG, step=0, rank=rank.group.rank)  # the same routing: a guest of that rank in every plan
+            loss_of(model(x)).backward()
+            summaries.append(agent.end_step())
+        agent.close()
+        return summaries
+
+    with caplog.at_level(logging.WARNING, logger="taot_client"):
+        by_rank = run_ranks(RANKS, body)
+    assert all(summaries == by_rank[0] for summaries in by_rank)
+    told = [summary.step for summary in by_rank[0] if "never_arrived" in summary.fallbacks]
+    late = [summary.step for summary in by_rank[0] if "not_arrived" in summary.fallbacks]
+    assert told == [late[0] + LIMIT]
+    assert sum(summary.fallbacks.get("never_arrived", 0) for summary in by_rank[0]) == 1
+    (message,) = [record.message for record in caplog.records if "too late" in record.message]
+    assert f"guests of layer 'layers.0' on ranks [{DEAF_RANK}] came too late in {LIMIT} steps in a row" in message
