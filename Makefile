@@ -1,19 +1,28 @@
-# `make demo` and `make test` need Python 3.10 or newer, pip and make; everything else they install into .venv.
+# `make demo` and `make test` need Python 3.10 or newer, pip and make; everything else they install into .venv. The
+# training frameworks that the adapters are for pull in much, so their tests have an environment of their own.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+FRAMEWORKS := .venv-frameworks
+FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 RESULTS := benchmarks/results
 
-.PHONY: help install demo check test test-gpu bench-gpu lint types unit proto bench clean
+.PHONY: help install demo check test test-gpu test-frameworks lint types unit proto bench bench-gpu clean
 
 help:  ## Show this list
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
 
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed, set PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@touch $@
+
+$(FRAMEWORKS_STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed, set PYTHON=/path/to/python3"; exit 1; }
+	$(PYTHON) -m venv $(FRAMEWORKS)
+	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[frameworks]'
 	@touch $@
 
 install: $(STAMP)  ## Create .venv with everything in it
@@ -28,6 +37,9 @@ test: lint types  ## Everything: lint, types and all tests
 
 test-gpu: $(STAMP)  ## What needs a GPU: solver, streams and gloo by way of the host on one, NCCL on two or more
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+test-frameworks: $(FRAMEWORKS_STAMP)  ## The adapters with the frameworks they are for, in an environment of their own
+	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -57,6 +69,6 @@ bench-gpu: $(STAMP)  ## Time the batched solver and the agent's share of a layer
 	$(BIN)/python benchmarks/batched_planning.py
 	$(BIN)/python benchmarks/gpu_layer.py --json $(RESULTS)/gpu_layer.json
 
-clean:  ## Remove .venv and caches
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+clean:  ## Remove the environments and caches
+	rm -rf $(VENV) $(FRAMEWORKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

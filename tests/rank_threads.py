@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import TypeVar
 
+import torch
 import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo
 
@@ -48,6 +49,7 @@ def run_ranks(
 
     def run(world_rank: int) -> None:
         try:
+            torch.set_num_threads(1)  # of this thread: what others set does not reach it
             members = next(list(each) for each in groups if world_rank in each)
             rank, name = members.index(world_rank), f"ep{min(members)}"
             copies = [each[rank] for each in groups]

@@ -19,6 +19,7 @@ class TinyConfig:
     num_layers: int = 3
     num_experts: int = 8
     num_experts_by_layer: Sequence[int] = ()
+    hidden_dim_by_layer: Sequence[int] = ()
     top_k: int = 2
     dim: int = 12
     hidden_dim: int = 20
@@ -30,6 +31,9 @@ class TinyConfig:
 
     def experts_of(self, layer: int) -> int:
         return self.num_experts_by_layer[layer] if self.num_experts_by_layer else self.num_experts
+
+    def hidden_dim_of(self, layer: int) -> int:
+        return self.hidden_dim_by_layer[layer] if self.hidden_dim_by_layer else self.hidden_dim
 
 
 def tiny_options(**changes) -> AgentOptions:
@@ -81,7 +85,7 @@ class TinyMoE(nn.Module):
         self.layers = nn.ModuleList(
             ExpertParallelMoE(
                 dim=config.dim,
-                hidden_dim=config.hidden_dim,
+                hidden_dim=config.hidden_dim_of(layer),
                 num_experts=config.experts_of(layer),
                 top_k=config.top_k,
                 group=group,
@@ -108,7 +112,10 @@ class DenseMoE(nn.Module):
         self.routers = nn.ModuleList(router_of(config, layer) for layer in range(config.num_layers))
         self.experts = nn.ModuleList(
             GatedExperts(
-                dim=config.dim, hidden_dim=config.hidden_dim, experts=np.arange(config.experts_of(layer)), seed=layer
+                dim=config.dim,
+                hidden_dim=config.hidden_dim_of(layer),
+                experts=np.arange(config.experts_of(layer)),
+                seed=layer,
             )
             for layer in range(config.num_layers)
         )

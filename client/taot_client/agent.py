@@ -32,6 +32,7 @@ from taot_client.model_layers import (
 )
 from taot_client.options import AgentOptions
 from taot_client.plain_agent import PlainAgent
+from taot_client.self_test import check_experts
 from taot_client.step_control import LEADER
 from taot_client.step_summary import StepSummary
 from taot_client.topology_detection import detect_topology
@@ -62,9 +63,11 @@ class Agent:
         options = options or AgentOptions()
         layers = find_layers(model)
         group = layers[0][1].group
+        disabled = is_disabled()
         with share_refusals(group.counts, size=group.size):
             refuse_unsupported(layers)
-        disabled = is_disabled()
+            if not disabled:
+                check_experts(layers)
         topology = detect_topology(group, options)
         self._layers, self._options, self._topology = layers, options, topology
         self._trace: TraceFile | None = None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from taot_client.agent_state import AgentState
 
 LATE_LIMIT_STEPS = 16
-"""Steps in a row in which a guest of a plan never came in time, before it is told: training goes on unbalanced."""
+"""Steps in a row in which guests of a rank never came in time, before it is told: training goes on unbalanced."""
 
 
 class GuestSupply:
@@ -43,8 +43,8 @@ class GuestSupply:
         self._route = route
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
         self.resident_RK = self.no_guests()
-        self._late_RK = np.zeros(self.resident_RK.shape, dtype=bool)
-        self._late_steps_RK = np.zeros(self.resident_RK.shape, dtype=np.int64)
+        self._is_late_R = np.zeros(self.resident_RK.shape[0], dtype=bool)
+        self._late_steps_R = np.zeros(self.resident_RK.shape[0], dtype=np.int64)
 
     def no_guests(self) -> IntArray:
         """A placement in which every expert stays home. Shape: [ranks, slots]."""
@@ -52,10 +52,10 @@ class GuestSupply:
         return np.full((topology.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64)
 
     def begin_step(self) -> None:
-        """Counts the steps at whose end a guest had not been seen to arrive; too many in a row are told."""
-        self._late_steps_RK = np.where(self._late_RK, self._late_steps_RK + 1, 0)
-        self._late_RK = np.zeros_like(self._late_RK)
-        ranks = np.flatnonzero((self._late_steps_RK == LATE_LIMIT_STEPS).any(axis=1))
+        """Counts the steps in a row in which a rank's guests came too late, as all ranks saw; too many are told."""
+        self._late_steps_R = np.where(self._is_late_R, self._late_steps_R + 1, 0)
+        self._is_late_R = np.zeros_like(self._is_late_R)
+        ranks = np.flatnonzero(self._late_steps_R == LATE_LIMIT_STEPS)
         if ranks.size:
             self._state.note_never_arrived(ranks.tolist(), layer=self._route.name, num_steps=LATE_LIMIT_STEPS)
 
@@ -120,7 +120,7 @@ class GuestSupply:
         slots_K = np.arange(self.resident_RK.shape[1])
         ready_RK = (gathered.ready_bits_R[:, None] >> slots_K[None, :]) & 1 == 1
         late_RK = (self.resident_RK != EMPTY_SLOT) & ~ready_RK
-        self._late_RK = late_RK
+        self._is_late_R = late_RK.any(axis=1)  # in the last pass of the step: later ones find more guests there
         if late_RK.any():
             self._state.note_fallback("not_arrived")
         return np.where(ready_RK, self.resident_RK, EMPTY_SLOT)

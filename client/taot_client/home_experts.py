@@ -15,6 +15,10 @@ Weights = tuple[torch.Tensor, ...]
 class HomeExperts(Protocol):
     """The home experts of one rank, in ascending order; an adapter writes one for each framework."""
 
+    @property
+    def dim(self) -> int:
+        """Width of a token; also known where no expert is at home."""
+
     def tensors(self) -> Weights:
         """Every tensor that the experts are made of, as the optimizer knows them."""
 
@@ -28,7 +32,10 @@ class HomeExperts(Protocol):
         """How one expert lies in a flat buffer; also known where no expert is at home."""
 
     def at_home(self, x_ND: torch.Tensor, local: int) -> torch.Tensor:
-        """What the framework's own code makes of tokens with one home expert: the self-test's oracle. [tokens, dim]."""
+        """What the framework's own code makes of tokens with one home expert: the self-test's oracle. [tokens, dim].
+
+        Not collective, and without routing weights.
+        """
 
     def compute(self, x_ND: torch.Tensor, expert: Weights) -> torch.Tensor:
         """Applies one expert, given what `split` says it consists of, to its tokens, also to none. [tokens, dim]."""
@@ -42,6 +49,11 @@ def split_fused(tensors: Weights) -> list[Weights]:
 
 class FusedExperts:
     """Home experts kept in fused tensors whose first axis is the local expert; a base for adapters."""
+
+    @property
+    def dim(self) -> int:
+        """See `HomeExperts`."""
+        raise NotImplementedError
 
     def tensors(self) -> Weights:
         """See `HomeExperts`."""

@@ -63,6 +63,11 @@ class GatedExperts(FusedExperts, nn.Module):
                 bound = fused.shape[1] ** -0.5
                 fused.data[local] = torch.empty(fused.shape[1:]).uniform_(-bound, bound, generator=generator)
 
+    @property
+    def dim(self) -> int:
+        """See `HomeExperts`."""
+        return self.w_gate.shape[1]
+
     def tensors(self) -> Weights:
         """See `HomeExperts`."""
         return self.w_gate, self.w_up, self.w_down

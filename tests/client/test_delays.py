@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import threading
 import time
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -43,10 +44,20 @@ def delayed(function, *, chance: float, most_seconds: float, seed: int):
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize(("plan_source", "num_steps"), [("ahead", 500), ("blocking", 40), ("inline", 30)])
+@pytest.mark.parametrize(
+    ("plan_source", "residency", "num_steps"),
+    [
+        ("ahead", "resident", 500),
+        ("blocking", "resident", 40),
+        ("inline", "resident", 30),
+        ("ahead", "shared", 40),
+        ("inline", "shared", 15),
+    ],
+)
 def test_random_delays_on_every_rank_and_message_leave_the_mathematics_alone(
-    planner, monkeypatch, plan_source, num_steps
+    planner, monkeypatch, plan_source, residency, num_steps
 ):
+    config = replace(CONFIG, num_layers=3) if residency == "shared" else CONFIG
     # Arrivals of guest weights and gradients, gathers, records, plans: each at its own time on each rank.
     for owner, name in (
         (gloo_mover._Flight, "complete"),
@@ -63,13 +74,14 @@ def test_random_delays_on_every_rank_and_message_leave_the_mathematics_alone(
         ranks_per_node=2,
         planner_address=address,
         plan_source=plan_source,
-        group=f"delays-{plan_source}",
+        group=f"delays-{plan_source}-{residency}",
+        slot_residency=residency,
         debug=True,
         plan_deadline=timedelta(milliseconds=40),
     )
     histories = run_ranks(
         RANKS,
-        lambda rank: train(rank, CONFIG, agent_options, num_steps=num_steps),
+        lambda rank: train(rank, config, agent_options, num_steps=num_steps),
         timeout_seconds=300,
     )
     for history in histories[1:]:  # what the ranks did is the same on all of them, pass by pass
@@ -77,11 +89,11 @@ def test_random_delays_on_every_rank_and_message_leave_the_mathematics_alone(
     got = merged(histories)
     moved = sum(summary.guests_intra + summary.guests_inter for summary in got.summaries)
     late = sum(summary.fallbacks.get("not_arrived", 0) for summary in got.summaries)
-    print(f"{plan_source}: {moved} guests moved, {late} passes with a guest that had not arrived")
+    print(f"{plan_source}, {residency}: {moved} guests moved, {late} passes with a guest that had not arrived")
     assert moved > num_steps
     if plan_source == "ahead":
         assert late > 0, "the delays were too short to matter"
-    assert_same_gradients(got, train_dense(CONFIG, num_ranks=RANKS, num_steps=num_steps), tolerance=1e-7)
+    assert_same_gradients(got, train_dense(config, num_ranks=RANKS, num_steps=num_steps), tolerance=1e-7)
 
 
 @pytest.mark.slow

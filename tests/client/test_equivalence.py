@@ -46,9 +46,10 @@ def run(config: TinyConfig, agent_options: AgentOptions | None, *, num_steps: in
     return merged(run_ranks(num_ranks, lambda rank: train(rank, config, agent_options, num_steps=num_steps, **hooks)))
 
 
-def test_inline_guests_leave_fp64_gradients_as_those_of_a_dense_model_over_ten_sgd_steps():
+@pytest.mark.parametrize("residency", ["resident", "shared"])
+def test_inline_guests_leave_fp64_gradients_as_those_of_a_dense_model_over_ten_sgd_steps(residency):
     config = TinyConfig()
-    got = run(config, options(), num_steps=10)
+    got = run(config, options(slot_residency=residency), num_steps=10)
     assert guests_moved(got) > 20
     want = train_dense(config, num_ranks=RANKS, num_steps=10)
     assert_same_gradients(got, want, tolerance=1e-10)
@@ -73,13 +74,19 @@ def test_bf16_gradients_are_as_far_from_fp64_as_those_of_the_static_run():
     assert all(errors[1][name] <= 2 * errors[0][name] + 1e-3 * dense[name].norm() for name in dense)
 
 
+@pytest.mark.parametrize("residency", ["resident", "shared"])
 @pytest.mark.parametrize("plan_source", ["ahead", "blocking"])
-def test_guests_of_the_planner_leave_gradients_as_those_of_a_dense_model(planner, plan_source):
+def test_guests_of_the_planner_leave_gradients_as_those_of_a_dense_model(planner, plan_source, residency):
     config = TinyConfig()
     before_step = partial(wait_for_plan) if plan_source == "ahead" else lambda agent, step: None
     got = run(
         config,
-        options(planner_address=planner.address, plan_source=plan_source, group=plan_source),
+        options(
+            planner_address=planner.address,
+            plan_source=plan_source,
+            group=f"{plan_source}-{residency}",
+            slot_residency=residency,
+        ),
         num_steps=6,
         before_step=before_step,
     )
@@ -259,8 +266,9 @@ def test_autocast_to_bf16_exchanges_rows_of_one_dtype():
     assert got.losses == pytest.approx(static.losses, rel=2e-2)
 
 
-def test_frozen_experts_are_balanced_and_the_other_gradients_are_right():
-    config = TinyConfig(num_layers=2)
+@pytest.mark.parametrize("residency", ["resident", "shared"])
+def test_frozen_experts_are_balanced_and_the_other_gradients_are_right(residency):
+    config = TinyConfig()
 
     def body(rank, agent_options):
         model = TinyMoE(config, rank.group)
@@ -282,7 +290,7 @@ def test_frozen_experts_are_balanced_and_the_other_gradients_are_right():
         agent.close()
         return gradients
 
-    got = run_ranks(2, partial(body, agent_options=options(ranks_per_node=1)))
+    got = run_ranks(2, partial(body, agent_options=options(ranks_per_node=1, slot_residency=residency)))
     for rank, gradients in enumerate(got):
         dense = DenseMoE(config)
         for step in range(2):

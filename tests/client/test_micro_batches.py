@@ -25,12 +25,17 @@ from taot_client import Agent, AgentOptions
 pytestmark = pytest.mark.slow
 
 RANKS = 4
-CONFIG = TinyConfig(num_layers=2)
+CONFIG = TinyConfig()
 MICRO_BATCHES = 3
 
 
 def options(**changes) -> AgentOptions:
     return tiny_options(**{"ranks_per_node": 2, "debug": True, "plan_source": "inline", **changes})
+
+
+@pytest.fixture(params=["resident", "shared"])
+def residency(request: pytest.FixtureRequest) -> str:
+    return request.param
 
 
 def dense_gradients() -> History:
@@ -47,9 +52,9 @@ def dense_gradients() -> History:
     return History(losses=[0.0], gradients=[gradients])
 
 
-def one_step(rank: Rank, schedule) -> History:
+def one_step(rank: Rank, schedule, residency: str) -> History:
     model = TinyMoE(CONFIG, rank.group)
-    agent = Agent(model, options(), groups=rank.agent_groups)
+    agent = Agent(model, options(slot_residency=residency), groups=rank.agent_groups)
     agent.begin_step()
     schedule(agent, model, rank)
     history = History(losses=[0.0], summaries=[agent.end_step()])
@@ -59,26 +64,26 @@ def one_step(rank: Rank, schedule) -> History:
     return history
 
 
-def run(schedule) -> History:
-    return merged(run_ranks(RANKS, lambda rank: one_step(rank, schedule)))
+def run(schedule, residency: str) -> History:
+    return merged(run_ranks(RANKS, lambda rank: one_step(rank, schedule, residency)))
 
 
 def forward(model: TinyMoE, rank: Rank, index: int) -> torch.Tensor:
     return loss_of(model(batch(CONFIG, step=0, rank=rank.group.rank, micro_batch=index)))
 
 
-def test_gradient_accumulation_plans_anew_for_every_micro_batch():
+def test_gradient_accumulation_plans_anew_for_every_micro_batch(residency):
     def accumulate(agent: Agent, model: TinyMoE, rank: Rank) -> None:
         for index in range(MICRO_BATCHES):
             forward(model, rank, index).backward()
 
-    got = run(accumulate)
+    got = run(accumulate, residency)
     assert_same_gradients(got, dense_gradients(), tolerance=1e-10)
     assert got.summaries[0].guests_intra + got.summaries[0].guests_inter > 4
 
 
 @pytest.mark.parametrize("order", [(2, 0, 1), (0, 1, 2), (2, 1, 0)])
-def test_backward_in_any_order_of_micro_batches_in_flight(order):
+def test_backward_in_any_order_of_micro_batches_in_flight(order, residency):
     def interleave(agent: Agent, model: TinyMoE, rank: Rank) -> None:
         losses = {}
         for index in range(MICRO_BATCHES):
@@ -88,10 +93,10 @@ def test_backward_in_any_order_of_micro_batches_in_flight(order):
             with agent.micro_batch(index):
                 losses[index].backward()
 
-    assert_same_gradients(run(interleave), dense_gradients(), tolerance=1e-10)
+    assert_same_gradients(run(interleave, residency), dense_gradients(), tolerance=1e-10)
 
 
-def test_one_forward_one_backward_keeps_the_guests_of_the_micro_batch_in_flight():
+def test_one_forward_one_backward_keeps_the_guests_of_the_micro_batch_in_flight(residency):
     def one_f_one_b(agent: Agent, model: TinyMoE, rank: Rank) -> None:
         previous = None
         for index in range(MICRO_BATCHES):
@@ -103,7 +108,7 @@ def test_one_forward_one_backward_keeps_the_guests_of_the_micro_batch_in_flight(
             previous = current
         previous.backward()
 
-    assert_same_gradients(run(one_f_one_b), dense_gradients(), tolerance=1e-10)
+    assert_same_gradients(run(one_f_one_b, residency), dense_gradients(), tolerance=1e-10)
 
 
 def test_running_a_layer_twice_in_one_named_micro_batch_is_an_error():
@@ -122,10 +127,10 @@ def test_running_a_layer_twice_in_one_named_micro_batch_is_an_error():
 
 
 @pytest.mark.parametrize(("begins_next", "message"), [(False, "after its end"), (True, "in step 1")])
-def test_a_backward_that_comes_too_late_is_an_error_on_every_rank(begins_next, message):
+def test_a_backward_that_comes_too_late_is_an_error_on_every_rank(begins_next, message, residency):
     def late(rank: Rank) -> str:
         model = TinyMoE(CONFIG, rank.group)
-        agent = Agent(model, options(), groups=rank.agent_groups)
+        agent = Agent(model, options(slot_residency=residency), groups=rank.agent_groups)
         agent.begin_step()
         loss = forward(model, rank, 0)
         agent.end_step()
@@ -139,7 +144,7 @@ def test_a_backward_that_comes_too_late_is_an_error_on_every_rank(begins_next, m
     assert len(run_ranks(2, late)) == 2
 
 
-def test_weights_changed_inside_a_step_are_fetched_anew():
+def test_weights_changed_inside_a_step_are_fetched_anew(residency):
     def change(agent: Agent, model: TinyMoE, rank: Rank) -> None:
         forward(model, rank, 0).backward()
         with torch.no_grad():
@@ -163,6 +168,6 @@ def test_weights_changed_inside_a_step_are_fetched_anew():
         for name, parameter in model.experts[layer].named_parameters()
         for expert in range(CONFIG.num_experts)
     }
-    got = run(change).gradients[0]
+    got = run(change, residency).gradients[0]
     for name, expected in want.items():
         assert (got[name] - expected).norm() <= 1e-10 * expected.norm()

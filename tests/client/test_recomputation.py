@@ -35,9 +35,11 @@ def options(**changes) -> AgentOptions:
     return tiny_options(**{"ranks_per_node": 2, "debug": True, "plan_source": "inline", **changes})
 
 
-def train_checkpointed(rank: Rank, *, use_reentrant: bool, num_steps: int, between=lambda agent: None) -> History:
+def train_checkpointed(
+    rank: Rank, *, use_reentrant: bool, num_steps: int, between=lambda agent: None, **agent_options
+) -> History:
     model, history = TinyMoE(CONFIG, rank.group), History()
-    agent = Agent(model, options(), groups=rank.agent_groups)
+    agent = Agent(model, options(**agent_options), groups=rank.agent_groups)
     optimizer = torch.optim.SGD(model.parameters(), lr=CONFIG.learning_rate)
     for step in range(num_steps):
         agent.begin_step()
@@ -57,9 +59,11 @@ def train_checkpointed(rank: Rank, *, use_reentrant: bool, num_steps: int, betwe
     return history
 
 
+@pytest.mark.parametrize("residency", ["resident", "shared"])
 @pytest.mark.parametrize("use_reentrant", [True, False])
-def test_checkpointed_layers_give_the_gradients_of_a_dense_model(use_reentrant):
-    got = merged(run_ranks(RANKS, lambda rank: train_checkpointed(rank, use_reentrant=use_reentrant, num_steps=3)))
+def test_checkpointed_layers_give_the_gradients_of_a_dense_model(use_reentrant, residency):
+    settings = {"use_reentrant": use_reentrant, "num_steps": 3, "slot_residency": residency}
+    got = merged(run_ranks(RANKS, lambda rank: train_checkpointed(rank, **settings)))
     assert sum(summary.guests_intra + summary.guests_inter for summary in got.summaries) > 5
     assert_same_gradients(got, train_dense(CONFIG, num_ranks=RANKS, num_steps=3), tolerance=1e-10)
 

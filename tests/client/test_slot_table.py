@@ -269,3 +269,60 @@ def test_memory_is_allocated_once() -> None:
         table.release(0)
         table.clear(timeout_seconds=0.0)
     assert [slot.buffer.data_ptr() for slot in table.slots] == addresses
+
+
+def pass_on(table: SlotTable, index: int) -> Arrival:
+    """A send of the slot's weights to another rank, under way."""
+    slot, departure = table.slots[index], Arrival()
+    slot.outgoing.append(
+        Shipment(
+            cargo=Cargo(kind="weights", expert=slot.expert, layer="moe", step=0),
+            peer=2,
+            tag=index,
+            buffer=slot.buffer,
+            is_receive=False,
+            stage=1,
+            completion=departure,
+        )
+    )
+    return departure
+
+
+def test_clearing_leaves_weights_alone_that_are_still_being_passed_on() -> None:
+    table = make_table(poison=True)
+    receive(table, 0, expert=1, weight_epoch=0)
+    departure = pass_on(table, 0)
+    content = table.slots[0].buffer.clone()
+    with pytest.raises(TransferError, match=r"weights of expert 1, .* to rank 2 did not end"):
+        table.clear(timeout_seconds=0.0)
+    assert torch.equal(table.slots[0].buffer, content)
+    departure.ended.set()
+    table.clear(timeout_seconds=0.0)
+    assert (table.slots[0].state, table.slots[0].outgoing) == (SlotState.EMPTY, [])
+    assert free_of_numbers(table)
+
+
+def test_a_slot_whose_weights_are_being_passed_on_cannot_receive() -> None:
+    table = make_table()
+    receive(table, 0, expert=1, weight_epoch=0)
+    departure = pass_on(table, 0)
+    assert table.ready_bits(weight_epoch=0) == 1, "this rank may use them meanwhile"
+    with pytest.raises(AssertionError, match="slot 0 is passed on"):
+        table.begin_receive(0, expert=2, weight_epoch=0)
+    with pytest.raises(TransferError, match="to rank 2 did not end"):
+        table.await_quiet(0, timeout_seconds=0.0)
+    departure.ended.set()
+    table.await_quiet(0, timeout_seconds=0.0)
+    assert table.begin_receive(0, expert=2, weight_epoch=0).expert == 2
+
+
+def test_a_slot_may_be_filled_again_with_the_same_weights_between_a_forward_and_its_backward() -> None:
+    table = make_table()
+    receive(table, 0, expert=1, weight_epoch=2)
+    x = torch.ones(5, 3, requires_grad=True)
+    output = x @ table.weights(0, expert=1, weight_epoch=2)[0]
+    receive(table, 0, expert=0, weight_epoch=2)  # in place, as autograd would complain of
+    receive(table, 0, expert=1, weight_epoch=2)
+    output.sum().backward()
+    assert x.grad is not None
+    assert torch.equal(x.grad[0], FUSED[0][1].sum(dim=1))

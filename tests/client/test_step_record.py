@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taot_api import PlanIdentity
+from taot_client.step_gates import StepGates
 from taot_client.step_record import ModeReason, StepMode, StepRecord, check_identity, record_digest
 
 SHAPE = (3, 4, 2)
@@ -16,14 +17,22 @@ SHAPE = (3, 4, 2)
 
 
 def make_record(*, identity: PlanIdentity | None = None, seed: int = 0, **fields: object) -> StepRecord:
-    guests_LRK = np.random.default_rng(seed).integers(-1, 300, SHAPE)
+    source = np.random.default_rng(seed)
+    guests_LRK = source.integers(-1, 300, SHAPE)
+    gates = StepGates(
+        token_picoseconds_L=tuple(source.integers(0, 10**12, SHAPE[0]).tolist()),
+        bandwidth_V=tuple(source.integers(0, 2**50, 2).tolist()),
+        is_off_L=tuple(source.integers(0, 2, SHAPE[0]).astype(bool).tolist()),
+    )
     defaults: dict[str, object] = {"step": 7, "mode": StepMode.PLAN, "reason": ModeReason.AS_CONFIGURED}
-    return StepRecord(**(defaults | fields), guests_LRK=guests_LRK, identity=identity)  # type: ignore[arg-type]
+    return StepRecord(**(defaults | fields), guests_LRK=guests_LRK, identity=identity, gates=gates)  # type: ignore[arg-type]
 
 
 def assert_same(got: StepRecord, want: StepRecord) -> None:
     assert (got.step, got.mode, got.reason, got.identity) == (want.step, want.mode, want.reason, want.identity)
     np.testing.assert_array_equal(got.guests_LRK, want.guests_LRK)
+    if want.gates.is_off_L:
+        assert got.gates == want.gates
     assert got.guests_LRK.dtype == np.int64
 
 
@@ -69,7 +78,11 @@ def test_groups_without_slots_or_layers_have_records_too(shape: tuple[int, int, 
 def test_the_layout_of_a_view_makes_no_difference() -> None:
     record = make_record()
     reversed_twice = StepRecord(
-        step=record.step, mode=record.mode, reason=record.reason, guests_LRK=record.guests_LRK[::-1].copy()[::-1]
+        step=record.step,
+        mode=record.mode,
+        reason=record.reason,
+        guests_LRK=record.guests_LRK[::-1].copy()[::-1],
+        gates=record.gates,
     )
     assert not reversed_twice.guests_LRK.flags.c_contiguous
     assert reversed_twice.encode() == record.encode()

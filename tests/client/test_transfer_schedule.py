@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 
 import numpy as np
@@ -8,8 +9,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_up_routing import random_guests, random_problem
 
-from taot_client.transfer_schedule import Move, align_guests, schedule_moves, tournament_round
+from taot_client.transfer_schedule import Move, align_guests, gradient_order, schedule_moves, tournament_round
 from taot_planning.arrays import IntArray
+from taot_planning.guest_moves import list_moves
 
 
 @pytest.mark.parametrize("num_ranks", range(2, 10))
@@ -96,6 +98,129 @@ def test_a_rank_finishes_one_peer_before_the_next(num_moves: int, seed: int) -> 
         peers = [move.rank if move.home == rank else move.home for move in moves if rank in (move.home, move.rank)]
         changes = [peer for index, peer in enumerate(peers) if index == 0 or peers[index - 1] != peer]
         assert len(changes) == len(set(changes)), f"rank {rank} comes back to a peer: {changes}"
+
+
+RELAYED_GROUPS = st.tuples(st.integers(2, 9), st.integers(1, 1000), st.integers(0, 2**32 - 1))
+"""Ranks, moves and a seed."""
+
+
+def relayed_placement(group: tuple[int, int, int]) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Guests, homes, any nodes, and experts that some ranks have already; no expert twice on a rank."""
+    num_ranks, num_moves, seed = group
+    rng = np.random.default_rng(seed)
+    # Few experts have many guests each, many experts fill the longest schedules.
+    num_experts = int(rng.choice([num_ranks, 40, 2200]))
+    home_E = rng.integers(0, num_ranks, num_experts)
+    nodes_R = rng.integers(0, int(rng.integers(1, num_ranks + 1)), num_ranks)
+    per_rank = np.bincount(rng.integers(0, num_ranks, num_moves), minlength=num_ranks)
+    guests_RK = np.full((num_ranks, int(per_rank.max()) + 1), -1, dtype=np.int64)
+    resident_RK = np.full((num_ranks, 3), -1, dtype=np.int64)
+    for rank, wanted in enumerate(per_rank.tolist()):
+        away = rng.permutation(np.flatnonzero(home_E != rank))
+        resident = away[: int(rng.integers(0, 4))]
+        resident_RK[rank, : resident.size] = resident
+        guests = away[resident.size :][:wanted]
+        guests_RK[rank, rng.permutation(guests_RK.shape[1])[: guests.size]] = guests
+    return guests_RK, home_E, nodes_R, resident_RK
+
+
+@settings(max_examples=60, deadline=None)
+@given(group=RELAYED_GROUPS, has_residents=st.booleans())
+@example(group=(9, 1000, 3), has_residents=False)
+def test_with_relays_every_guest_is_reached_once_and_every_remote_node_crossed_to_once(
+    group: tuple[int, int, int], has_residents: bool
+) -> None:
+    guests_RK, home_E, nodes_R, resident_RK = relayed_placement(group)
+    residents = resident_RK if has_residents else None
+    moves = schedule_moves(guests_RK, home_E, relay_nodes_R=nodes_R, resident_RK=residents)
+    has = {(int(home), expert) for expert, home in enumerate(home_E)}
+    if has_residents:
+        has |= {(rank, int(resident_RK[rank, slot])) for rank, slot in np.argwhere(resident_RK >= 0)}
+    node_had_it = {(int(nodes_R[rank]), expert) for rank, expert in has}
+    filled_RK, crossed = np.full_like(guests_RK, -1), []
+    sources = {(move.source, move.expert) for move in moves}
+    for move in moves:
+        assert (move.source, move.expert) in has, f"the source has nothing to send: {move}"
+        assert (move.rank, move.expert) not in has, f"reached twice: {move}"
+        has.add((move.rank, move.expert))
+        filled_RK[move.rank, move.slot] = move.expert
+        assert (move.stage, move.home) == (int(move.source != move.home), home_E[move.expert])
+        if nodes_R[move.source] != nodes_R[move.rank]:
+            crossed.append((int(nodes_R[move.rank]), move.expert))
+        assert move.is_relay == ((move.rank, move.expert) in sources)
+        assert not (move.is_relay and move.stage), "at most two moves lead from home to a guest"
+    np.testing.assert_array_equal(filled_RK, guests_RK)
+    assert sorted(crossed) == sorted({(int(nodes_R[m.rank]), m.expert) for m in moves} - node_had_it)
+
+
+def ends_of(rank: int, moves: list[Move], *, backward: bool) -> dict[tuple[int, int], list[tuple[str, Move]]]:
+    """What one rank posts, by peer and stage, as it walks through the schedule out or back."""
+    posted: dict[tuple[int, int], list[tuple[str, Move]]] = {}
+    for move in gradient_order(moves) if backward else moves:
+        stage = int(move.is_relay) if backward else move.stage
+        if rank in (move.source, move.rank):
+            peer = move.rank if move.source == rank else move.source
+            kind = "send" if (move.source == rank) != backward else "receive"
+            posted.setdefault((peer, stage), []).append((kind, move))
+    return posted
+
+
+@pytest.mark.parametrize("backward", [False, True], ids=["weights", "gradients"])
+@settings(max_examples=30, deadline=None)
+@given(group=RELAYED_GROUPS)
+def test_with_relays_every_send_has_its_receive_in_the_same_place_of_its_stage(
+    group: tuple[int, int, int], backward: bool
+) -> None:
+    guests_RK, home_E, nodes_R, _ = relayed_placement(group)
+    made = [schedule_moves(guests_RK.copy(), home_E.copy(), relay_nodes_R=nodes_R) for _ in nodes_R]
+    posted = [ends_of(rank, moves, backward=backward) for rank, moves in enumerate(made)]
+    mirror = {"send": "receive", "receive": "send"}
+    for rank, by_peer in enumerate(posted):
+        for (peer, stage), ends in by_peer.items():
+            assert posted[peer][rank, stage] == [(mirror[kind], move) for kind, move in ends]
+        # One peer after the other within a stage, as in a tournament.
+        order = [(stage, peer) for peer, stage in by_peer]
+        assert [stage for stage, _ in order] == sorted(stage for stage, _ in order)
+
+
+@settings(max_examples=40, deadline=None)
+@given(group=RELAYED_GROUPS)
+def test_a_relay_gets_all_gradients_of_its_node_before_it_sends_their_sum(group: tuple[int, int, int]) -> None:
+    guests_RK, home_E, nodes_R, _ = relayed_placement(group)
+    moves = schedule_moves(guests_RK, home_E, relay_nodes_R=nodes_R)
+    copies: dict[tuple[int, int], int] = {}
+    for move in gradient_order(moves):
+        carried = copies.pop((move.rank, move.expert), 0) + 1
+        copies[move.source, move.expert] = copies.get((move.source, move.expert), 0) + carried
+    # Every copy's gradient is home, none on its way and none twice.
+    assert copies == {
+        (int(home_E[expert]), int(expert)): int((guests_RK == expert).sum())
+        for expert in np.unique(guests_RK[guests_RK >= 0])
+    }
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1))
+def test_relays_cost_what_the_planner_charges_for_them(seed: int) -> None:
+    problem = random_problem(seed)
+    relayed = replace(problem, topology=replace(problem.topology, has_relay=True), resident_RK=None)
+    guests_RK, nodes_R = random_guests(seed, relayed), relayed.topology.nodes_R
+    moves = schedule_moves(guests_RK, relayed.home_E, relay_nodes_R=nodes_R)
+    cost_milli = sum(int(relayed.topology.cost_milli_RR[move.source, move.rank]) for move in moves)
+    assert cost_milli == list_moves(relayed, guests_RK).cost_milli
+
+
+def test_crossings_are_spread_over_the_ranks_of_a_node() -> None:
+    # Two nodes of three; experts 0 to 2 are at home on rank 0. Rank 3 must take expert 2, so 0 and 1 avoid it.
+    guests_RK = np.array([[-1] * 3, [-1] * 3, [-1] * 3, [0, 1, 2], [0, 1, -1], [0, 1, -1]])
+    moves = schedule_moves(guests_RK, np.array([0, 0, 0]), relay_nodes_R=np.array([0, 0, 0, 1, 1, 1]))
+    assert {move.expert: move.rank for move in moves if move.stage == 0} == {2: 3, 0: 4, 1: 5}
+
+
+def test_a_guest_that_the_node_has_already_is_passed_on_without_a_crossing() -> None:
+    guests_RK, resident_RK = np.array([[-1], [-1], [-1], [0]]), np.array([[-1], [-1], [0], [-1]])
+    (move,) = schedule_moves(guests_RK, np.array([0]), relay_nodes_R=np.array([0, 0, 1, 1]), resident_RK=resident_RK)
+    assert (move.source, move.rank, move.stage) == (2, 3, 1)
 
 
 def test_an_empty_placement_moves_nothing() -> None:

@@ -208,6 +208,7 @@ def test_a_closed_agent_has_left_nothing_on_the_modules():
         agent = Agent(model, options(), groups=rank.agent_groups)
         assert sum(hooks(model)) > sum(before)
         agent.close()
+        rank.group.counts.barrier().wait()  # both ranks have offered what the other waits for
         assert hooks(model) == before
 
     run_ranks(2, body)
