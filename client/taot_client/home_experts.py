@@ -41,6 +41,15 @@ class HomeExperts(Protocol):
         """Applies one expert, given what `split` says it consists of, to its tokens, also to none. [tokens, dim]."""
 
 
+def allows_main_grad(experts: HomeExperts) -> bool:
+    """Whether parameters may have a `main_grad`: the experts say so by an attribute of this name, false by default.
+
+    It says that such gradients are filled from `.grad` after autograd has accumulated there, never past autograd: guest
+    gradients are added on the way to `.grad`.
+    """
+    return bool(getattr(experts, "allows_main_grad", False))
+
+
 def split_fused(tensors: Weights) -> list[Weights]:
     """The experts of fused tensors, whose first axis is the local expert."""
     # unbind and not indexing: its backward makes one fused gradient, not one of full size for every expert.

@@ -9,7 +9,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from taot_client.coordinator import PlainCoordinator
-from taot_client.home_experts import HomeExperts, Weights
+from taot_client.home_experts import HomeExperts, Weights, allows_main_grad
 from taot_client.parallel_experts import ATTRIBUTE, ParallelExperts
 
 _DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -61,6 +61,8 @@ def refuse_unsupported(layers: Sequence[NamedLayer]) -> None:
         if any(weight.device != device for weight in weights):
             raise ValueError(f"layer {name!r}: all experts of a rank must be on one device, {device} here")
         _refuse_weights(name, weights)
+        if not allows_main_grad(layer.experts) and any(hasattr(weight, "main_grad") for weight in weights):
+            raise ValueError(f"layer {name!r}: gradients kept in `main_grad` are not supported, use `.grad`")
         if not _splits_into(layer.experts, layer.home_experts.size):
             raise ValueError(f"layer {name!r}: expert weights sharded by FSDP or tensor parallelism are not supported")
 
@@ -78,8 +80,6 @@ def _refuse_weights(name: str, weights: Weights) -> None:
     odd = [weight.dtype for weight in weights if weight.dtype not in _DTYPES]
     if odd:
         raise ValueError(f"layer {name!r}: expert weights of {odd[0]} are not supported, use one of {_DTYPES}")
-    if any(hasattr(weight, "main_grad") for weight in weights):
-        raise ValueError(f"layer {name!r}: gradients kept in `main_grad` are not supported, use `.grad`")
     if len({weight.requires_grad for weight in weights}) > 1:
         raise ValueError(f"layer {name!r}: training only some tensors of an expert is not supported")
 

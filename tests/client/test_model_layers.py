@@ -136,6 +136,19 @@ def test_gradients_kept_elsewhere_are_refused_by_name() -> None:
     assert "`main_grad` are not supported, use `.grad`" in message
 
 
+def test_gradients_kept_elsewhere_are_accepted_where_the_experts_say_that_they_come_from_grad() -> None:
+    def body(group: ExpertParallelGroup) -> None:
+        layer = make_layer(group)
+        layer.experts.w_down.main_grad = torch.zeros(1)
+        layer.experts.allows_main_grad = True
+        refuse_unsupported(find_layers(layer))
+        layer.experts.allows_main_grad = False
+        with pytest.raises(ValueError, match="`main_grad` are not supported"):
+            refuse_unsupported(find_layers(layer))
+
+    with_group(body)
+
+
 def test_experts_trained_in_part_are_refused() -> None:
     message = refusal_of(lambda layer: layer.experts.w_gate.requires_grad_(False))
     assert "training only some tensors of an expert is not supported" in message
