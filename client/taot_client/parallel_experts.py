@@ -11,6 +11,10 @@ import numpy as np
 import torch
 from torch import nn
 
+# Selective checkpointing counts the operations of a forward and wants the same ones of its recomputation. A
+# coordinator's are not: only a forward gathers and packs. They are done where no dispatch mode sees them.
+from torch.utils._python_dispatch import _disable_current_modes
+
 from taot_client.coordinator import Coordinator, PlainCoordinator
 from taot_client.device import index_to_device
 from taot_client.groups import ExpertParallelGroup
@@ -74,7 +78,8 @@ class ParallelExperts:
             The home tensors to hand to `apply`, and the choice to repeat when this forward is a recomputation, else
             None. Shape: [tokens, choices].
         """
-        return self.coordinator.gate(self.experts.tensors()), self.coordinator.pinned_choice()
+        with _disable_current_modes():
+            return self.coordinator.gate(self.experts.tensors()), self.coordinator.pinned_choice()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
     def apply(
@@ -93,17 +98,50 @@ class ParallelExperts:
             weights_TK: their weights. Shape: [tokens, choices].
             home_tensors: what `begin` returned, where the module has called it.
         """
+        pairs_PD = self._outputs_of_pairs(x_TD, experts_TK, rows_per_token=1, home_tensors=home_tensors)
+        # In the order of the choices, wherever they were computed.
+        return (pairs_PD.view(*weights_TK.shape, x_TD.shape[1]) * weights_TK[..., None]).sum(dim=1)
+
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def apply_pairs(self, x_PD: torch.Tensor, experts_P: torch.Tensor) -> torch.Tensor:
+        """Applies to every row its expert, for modules that weigh and add up by themselves. Collective.
+
+        Args:
+            x_PD: a row for each choice of each token, in any order. Shape: [tokens * choices, dim].
+            experts_P: the expert of each row; every id must be one of the experts. Shape: [tokens * choices].
+
+        Returns:
+            What the experts made of the rows, in their order. Shape: [tokens * choices, dim].
+        """
+        # Nothing depends on which rows make up a token: the counts of tokens and of each expert are right anyway.
+        return self._outputs_of_pairs(x_PD, experts_P.view(-1, self.top_k), rows_per_token=self.top_k)
+
+    def _outputs_of_pairs(
+        self,
+        x_MD: torch.Tensor,
+        experts_TK: torch.Tensor,
+        *,
+        rows_per_token: int,
+        home_tensors: Weights | None = None,
+    ) -> torch.Tensor:
+        """What its expert makes of each pair of a token and a choice. Shape: [tokens * choices, dim].
+
+        A token has one row for all of its choices, or a row for each.
+        """
         if home_tensors is None:
             home_tensors, pinned_TK = self.begin()
-            _check_recomputation(experts_TK, pinned_TK)
-        if experts_TK.shape[0] != x_TD.shape[0]:
+            with _disable_current_modes():
+                _check_recomputation(experts_TK, pinned_TK)
+        if experts_TK.shape[0] * rows_per_token != x_MD.shape[0]:
             raise RuntimeError(
-                f"the layer got {x_TD.shape[0]} tokens and choices for {experts_TK.shape[0]}: a recomputation must see"
-                " the tokens of its forward, so wrap both in the same `agent.micro_batch(index)`"
+                f"the layer got {x_MD.shape[0] // rows_per_token} tokens and choices for {experts_TK.shape[0]}: a"
+                " recomputation must see the tokens of its forward, so wrap both in the same"
+                " `agent.micro_batch(index)`"
             )
-        layer_pass = self.coordinator.admit(experts_TK)
+        with _disable_current_modes():
+            layer_pass = self.coordinator.admit(experts_TK)
 
-        received_ND, sent_order = self._dispatch(x_TD, layer_pass)
+        received_ND, sent_order = self._dispatch(x_MD, layer_pass, pairs_per_row=experts_TK.shape[1] // rows_per_token)
         computed_ND = self._compute(received_ND, home_tensors, layer_pass)
         returned_MD = exchange_rows(
             computed_ND,
@@ -111,9 +149,11 @@ class ParallelExperts:
             send_splits=layer_pass.layout.receive_splits,
             receive_splits=layer_pass.layout.send_splits,
         )
-        return self._combine(returned_MD, sent_order, weights_TK)
+        return returned_MD.new_zeros(experts_TK.numel(), x_MD.shape[1]).index_copy(0, sent_order, returned_MD)
 
-    def _dispatch(self, x_TD: torch.Tensor, layer_pass: LayerPass) -> tuple[torch.Tensor, torch.Tensor]:
+    def _dispatch(
+        self, x_MD: torch.Tensor, layer_pass: LayerPass, *, pairs_per_row: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Sends every (token, choice) pair to the copy that computes it.
 
         Returns:
@@ -123,10 +163,10 @@ class ParallelExperts:
         # Choices that do not count sort behind the last expert and are not sent.
         valid = (choices >= 0) & (choices < self.num_experts)
         by_expert = torch.where(valid, choices, self.num_experts).argsort(stable=True)
-        send_order = index_to_device(torch.from_numpy(layer_pass.layout.send_order), x_TD.device)
+        send_order = index_to_device(torch.from_numpy(layer_pass.layout.send_order), x_MD.device)
         sent_order = by_expert[send_order]
         received_ND = exchange_rows(
-            x_TD[sent_order // layer_pass.experts_TK.shape[1]],
+            x_MD[sent_order // pairs_per_row],
             self.group.tokens,
             send_splits=layer_pass.layout.send_splits,
             receive_splits=layer_pass.layout.receive_splits,
@@ -145,7 +185,8 @@ class ParallelExperts:
         home_tokens = x_home.split(layout.tokens_C[: layout.num_home])
         with self.coordinator.computing(x_home.shape[0]):
             outputs = expert_outputs(self.experts, home_tokens, self.experts.split(home_tensors))
-        x_guest, guest_weights = self.coordinator.guests(layer_pass, x_guest)
+        with _disable_current_modes():
+            x_guest, guest_weights = self.coordinator.guests(layer_pass, x_guest)
         guest_tokens = [tokens for tokens in layout.tokens_C[layout.num_home :] if tokens]
         # Without guests there are no rows either, but the graph goes on through them.
         computed = [x_guest]
@@ -155,12 +196,6 @@ class ParallelExperts:
         outputs += self.coordinator.leave_guests(layer_pass, computed)
         # One dtype on all ranks, whatever autocast made of the experts: rows are exchanged next.
         return _ungroup(torch.cat(outputs).to(received_ND.dtype), group_order)
-
-    def _combine(self, returned_MD: torch.Tensor, sent_order: torch.Tensor, weights_TK: torch.Tensor) -> torch.Tensor:
-        """Adds up the weighted outputs of each token in the order of its choices, wherever they were computed."""
-        dim = returned_MD.shape[1]
-        pairs_PD = returned_MD.new_zeros(weights_TK.numel(), dim).index_copy(0, sent_order, returned_MD)
-        return (pairs_PD.view(*weights_TK.shape, dim) * weights_TK[..., None]).sum(dim=1)
 
 
 def _ungroup(grouped_ND: torch.Tensor, group_order: torch.Tensor) -> torch.Tensor:
