@@ -8,7 +8,7 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 RESULTS := benchmarks/results
 
-.PHONY: help install demo check test test-gpu test-frameworks lint types unit proto bench bench-gpu clean
+.PHONY: help install demo check test test-gpu test-frameworks lint types unit proto bench bench-training bench-links bench-gpu clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -63,6 +63,17 @@ bench: $(STAMP)  ## Time the planner, reproduce the paper's tables, compare plan
 	$(BIN)/python benchmarks/staleness.py $(TRACE) $(if $(RANKS_PER_NODE),--ranks-per-node $(RANKS_PER_NODE)) --json $(RESULTS)/staleness.json
 	$(BIN)/python benchmarks/assignment.py --json $(RESULTS)/assignment.json
 	$(if $(REFERENCE),$(BIN)/python benchmarks/quality.py $(REFERENCE) --json $(RESULTS)/quality.json)
+
+bench-training: $(STAMP)  ## Time the agent's own code, and training under forced imbalance, on an idle machine
+	mkdir -p $(RESULTS)
+	$(BIN)/python benchmarks/agent_time.py --json $(RESULTS)/agent_time.json
+	$(BIN)/python benchmarks/training_speed.py --json $(RESULTS)/training_speed.json
+
+bench-links: $(STAMP)  ## Train over rate-limited links between network namespaces; needs root
+	mkdir -p $(RESULTS)
+	$(BIN)/python benchmarks/shaped_links.py --json $(RESULTS)/shaped_links.json
+	$(BIN)/python benchmarks/shaped_links.py --nodes 4 --ranks-per-node 2 --algorithms taot-paper,taot --plan-sources inline \
+		--relay off,on --imbalance 3 --tokens 128 --rounds 5 --json $(RESULTS)/shaped_links_relay.json
 
 bench-gpu: $(STAMP)  ## Time the batched solver and the agent's share of a layer on a GPU
 	mkdir -p $(RESULTS)

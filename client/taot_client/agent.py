@@ -18,7 +18,7 @@ from torch import nn
 
 from taot_api import LayerSpec, SessionSpec
 from taot_api.trace import TraceHeader
-from taot_client import token_layout
+from taot_client import counts_gather, token_layout
 from taot_client.active_agent import ActiveAgent
 from taot_client.agreement import check_agreement, share_refusals
 from taot_client.environment import is_disabled
@@ -81,6 +81,7 @@ class Agent:
             return
         warm_up([options.algorithm], has_recent=False)
         token_layout.warm_up()
+        counts_gather.warm_up()
         self._agent = ActiveAgent(
             layers,
             options,

@@ -215,7 +215,7 @@ class AgentState:
         nodes_R = self.topology.nodes_R
         for shipment in shipments:
             if not shipment.is_receive:
-                crosses = nodes_R[shipment.peer] != nodes_R[self.group.rank]
+                crosses = nodes_R.item(shipment.peer) != nodes_R.item(self.group.rank)
                 self._sent_bytes[int(crosses)] += shipment.buffer.numel()
 
     def _warn(self, message: str, *args: object) -> None:

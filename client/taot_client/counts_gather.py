@@ -7,13 +7,15 @@ step rest on. What a rank has measured rides along, so that the leader can repor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from taot_client.device import to_host
 from taot_client.groups import ExpertParallelGroup, all_gather_host, peers_named
-from taot_planning.arrays import IntArray
+from taot_planning.arrays import IntArray, read_only
+from taot_planning.kernel import kernel
 
 NO_STEP = -1
 """The step of passes outside training."""
@@ -38,8 +40,7 @@ class CallSite:
         return f"step {self.step}, micro-batch {self.micro_batch}, layer {self.layer}"
 
 
-@dataclass(frozen=True, kw_only=True)
-class Measured:
+class Measured(NamedTuple):
     """What one rank has measured since its start; whole numbers, since they travel with the counts."""
 
     exposed_us: int = 0
@@ -99,13 +100,44 @@ def count_choices(experts_TK: torch.Tensor, *, num_experts: int) -> LocalCounts:
         experts_TK: chosen experts, integers. Shape: [tokens, choices].
         num_experts: experts in the layer.
     """
+    if experts_TK.device.type == "cpu":
+        counted_N = _count_on_host(read_only(experts_TK.numpy()), num_experts)
+    else:
+        counted_N = _count_on_device(experts_TK, num_experts)
+    return LocalCounts(
+        counts_E=counted_N[:num_experts], invalid_ids=int(counted_N[num_experts]), valid_tokens=int(counted_N[-1])
+    )
+
+
+def _count_on_device(experts_TK: torch.Tensor, num_experts: int) -> IntArray:
+    """What `_count_on_host` returns, brought to the host in one piece."""
     valid_TK = (experts_TK >= 0) & (experts_TK < num_experts)
     bins = torch.where(valid_TK, experts_TK, num_experts).flatten()
     counts_E1 = torch.bincount(bins, minlength=num_experts + 1)
-    counted = to_host(torch.cat([counts_E1, valid_TK.any(dim=1).sum()[None]])).numpy()
-    return LocalCounts(
-        counts_E=counted[:num_experts], invalid_ids=int(counted[num_experts]), valid_tokens=int(counted[-1])
-    )
+    counted_N: IntArray = to_host(torch.cat([counts_E1, valid_TK.any(dim=1).sum()[None]])).numpy()
+    return counted_N
+
+
+@kernel
+def _count_on_host(experts_TK: IntArray, num_experts: int) -> IntArray:
+    """The choices of each expert, those outside the experts, and the tokens with a valid one. Shape: [experts + 2]."""
+    counted_N = np.zeros(num_experts + 2, dtype=np.int64)
+    for token in range(experts_TK.shape[0]):
+        has_valid = False
+        for choice in range(experts_TK.shape[1]):
+            expert = experts_TK[token, choice]
+            if 0 <= expert < num_experts:
+                counted_N[expert] += 1
+                has_valid = True
+            else:
+                counted_N[num_experts] += 1
+        counted_N[num_experts + 1] += has_valid
+    return counted_N
+
+
+def warm_up() -> None:
+    """Compiles the kernel, so that no first call in a training step does."""
+    count_choices(torch.zeros(1, 1, dtype=torch.int64), num_experts=1)
 
 
 def gather_counts(
@@ -122,9 +154,8 @@ def gather_counts(
     Raises:
         RuntimeError: if the ranks are at different places of the program; every rank says so.
     """
-    measured = measured or Measured()
     header = [site.step, site.micro_batch, site.layer, local.valid_tokens, ready_bits, weight_changes]
-    header += [getattr(measured, name) for name in Measured.__dataclass_fields__]
+    header += measured or Measured()
     message = torch.from_numpy(np.concatenate([np.array(header, dtype=np.int64), local.counts_E]))
     with peers_named(f"the counts gather of {site}"):
         rows = all_gather_host(group.counts, message, size=group.size).numpy()
@@ -134,10 +165,7 @@ def gather_counts(
         valid_tokens_R=rows[:, 3],
         ready_bits_R=rows[:, 4],
         weight_changes_R=rows[:, 5],
-        measured_R=tuple(
-            Measured(**dict(zip(Measured.__dataclass_fields__, row, strict=True)))
-            for row in rows[:, 6 : len(header)].tolist()
-        ),
+        measured_R=tuple(map(Measured._make, rows[:, 6 : len(header)].tolist())),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 
 import torch
 
@@ -39,6 +40,11 @@ class ExpertLayout:
     @classmethod
     def of_shapes(cls, tensors: Sequence[tuple[torch.Size, torch.dtype]]) -> ExpertLayout:
         """The layout of an expert that consists of tensors of these shapes and dtypes."""
+        return cls._of_shapes(tuple(tensors))
+
+    @classmethod
+    @lru_cache(maxsize=256)  # asked in every step, whether it is still the same
+    def _of_shapes(cls, tensors: tuple[tuple[torch.Size, torch.dtype], ...]) -> ExpertLayout:
         offsets, size = [], 0
         for shape, dtype in tensors:
             offsets.append(size)
@@ -58,11 +64,13 @@ class ExpertLayout:
 
     def views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The expert's tensors as views of a flat uint8 buffer."""
-        views = []
-        for shape, dtype, offset in zip(self.shapes, self.dtypes, self.offsets_bytes, strict=True):
-            end = offset + math.prod(shape) * dtype.itemsize
-            views.append(buffer[offset:end].view(dtype).view(shape))
-        return tuple(views)
+        spans = zip(self.shapes, self.dtypes, self.offsets_bytes, self._ends_bytes, strict=True)
+        return tuple(buffer[start:end].view(dtype).view(shape) for shape, dtype, start, end in spans)
+
+    @cached_property
+    def _ends_bytes(self) -> tuple[int, ...]:
+        sizes = [math.prod(shape) * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
+        return tuple(start + size for start, size in zip(self.offsets_bytes, sizes, strict=True))
 
     def label(self, buffer: torch.Tensor) -> torch.Tensor:
         """The label of a buffer: [layer, expert, weight epoch, checksum], int64, as a view."""

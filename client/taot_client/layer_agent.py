@@ -48,6 +48,7 @@ class LayerAgent:
         self._state = state
         self._parallel = parallel
         self._home_E = parallel.home_E
+        self._fast_options = replace(state.spec.options, effort="fast")
         self._plain = PlainCoordinator(parallel.group, parallel.home_E)
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
         self._gates = LayerGates(parallel.experts, self._collect)
@@ -233,9 +234,7 @@ class LayerAgent:
     ) -> IntArray | None:
         if mode is StepMode.BLOCKING:
             return self._state.ask_planner(site, gathered)
-        spec = self._state.spec
-        options = replace(spec.options, effort="fast")
-        return plan_layer(problem, algorithm=spec.algorithm, options=options).guests_RK
+        return plan_layer(problem, algorithm=self._state.spec.algorithm, options=self._fast_options).guests_RK
 
     def would_be_loads(self, problem: LayerProblem) -> IntArray:
         """Loads under the plan of the step's record, which observe mode does not carry out. Shape: [ranks]."""

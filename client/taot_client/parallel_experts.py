@@ -22,7 +22,7 @@ from taot_client.home_experts import HomeExperts, Weights, expert_outputs
 from taot_client.layer_pass import LayerPass
 from taot_client.token_exchange import exchange_rows
 from taot_planning import contiguous_homes
-from taot_planning.arrays import IntArray
+from taot_planning.arrays import IntArray, frozen_ints
 
 ATTRIBUTE = "parallel_experts"
 """Where a module keeps its `ParallelExperts`; by this name an agent finds them."""
@@ -206,8 +206,8 @@ def _ungroup(grouped_ND: torch.Tensor, group_order: torch.Tensor) -> torch.Tenso
 def homes_of(num_experts: int, group: ExpertParallelGroup, home_E: IntArray | None) -> IntArray:
     """The given homes, or the usual ones. Shape: [experts]."""
     if home_E is None:
-        return contiguous_homes(num_experts=num_experts, num_ranks=group.size)
-    return np.asarray(home_E, dtype=np.int64)
+        home_E = contiguous_homes(num_experts=num_experts, num_ranks=group.size)
+    return frozen_ints(home_E, name="homes", num_axes=1)
 
 
 def _check_recomputation(experts_TK: torch.Tensor, pinned_TK: torch.Tensor | None) -> None:

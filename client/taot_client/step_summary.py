@@ -65,8 +65,9 @@ class StepTally:
     def add_moves(self, moves: Sequence[Move], topology: Topology) -> None:
         """Adds guests that were sent to their slots."""
         for move in moves:
-            self._guests[int(topology.nodes_R[move.source] != topology.nodes_R[move.rank])] += 1
-            self._cost += int(topology.cost_milli_RR[move.source, move.rank]) / 1000
+            crosses = topology.nodes_R.item(move.source) != topology.nodes_R.item(move.rank)
+            self._guests[int(crosses)] += 1
+            self._cost += topology.cost_milli_RR.item(move.source, move.rank) / 1000
 
     def add_fallback(self, reason: str) -> None:
         """Notes a pass that ran without guests that were wanted."""

@@ -131,11 +131,10 @@ def align_guests(wanted_RK: IntArray, resident_RK: IntArray) -> IntArray:
         The placement with every resident guest in its old slot and the others in the free slots, in order.
         Shape: [ranks, slots].
     """
-    aligned_RK = np.full_like(wanted_RK, EMPTY_SLOT)
-    for rank, (wanted_K, resident_K) in enumerate(zip(wanted_RK, resident_RK, strict=True)):
-        keep_K = np.isin(resident_K, wanted_K) & (resident_K != EMPTY_SLOT)
-        aligned_RK[rank, keep_K] = resident_K[keep_K]
-        newcomers = [guest for guest in wanted_K if guest != EMPTY_SLOT and guest not in resident_K[keep_K]]
-        free = np.flatnonzero(~keep_K)
-        aligned_RK[rank, free[: len(newcomers)]] = newcomers
-    return aligned_RK
+    # Lists, since arrays of a few slots cost more than they save.
+    aligned = []
+    for wanted, resident in zip(wanted_RK.tolist(), resident_RK.tolist(), strict=True):
+        kept = [guest if guest in wanted else EMPTY_SLOT for guest in resident]
+        newcomers = iter([guest for guest in wanted if guest != EMPTY_SLOT and guest not in kept])
+        aligned.append([guest if guest != EMPTY_SLOT else next(newcomers, EMPTY_SLOT) for guest in kept])
+    return np.array(aligned, dtype=np.int64).reshape(wanted_RK.shape)

@@ -11,7 +11,7 @@ from taot_planning.assignment import split_tokens
 from taot_planning.explanation import Explanation
 from taot_planning.guest_moves import list_moves
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import imbalance, rank_loads
+from taot_planning.load import imbalance, loads_with_guests, rank_loads
 from taot_planning.step_time import predict_seconds
 
 EMPTY_SLOT = -1
@@ -83,12 +83,7 @@ class LayerPlan:
 
     def loads_R(self, problem: LayerProblem) -> IntArray:
         """Tokens each rank computes under this plan, home and guests together. Shape: [ranks]."""
-        loads_R = rank_loads(problem.counts_RE, problem.home_E)
-        tokens_RK = self.tokens_RK
-        ranks, slots = np.nonzero(self.guests_RK != EMPTY_SLOT)
-        np.add.at(loads_R, ranks, tokens_RK[ranks, slots])
-        np.subtract.at(loads_R, problem.home_E[self.guests_RK[ranks, slots]], tokens_RK[ranks, slots])
-        return loads_R
+        return loads_with_guests(problem.counts_RE, problem.home_E, self.guests_RK, self.quota_SRK)
 
     def stats(self, problem: LayerProblem) -> PlanStats:
         """What the plan achieves on `problem`, the counts it was made for."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from taot_planning.arrays import MAX_COUNT, IntArray, frozen_ints
+from taot_planning.kernel import kernel
 from taot_planning.topology import Topology
 
 MAX_TOKEN_PICOSECONDS = 10**12
@@ -30,6 +31,19 @@ def check_homes(home_E: IntArray, *, num_ranks: int) -> None:
         raise ValueError(
             f"expert {expert} has no home: its home rank is {home_E[expert]}, the ranks are 0 to {num_ranks - 1}"
         )
+
+
+@kernel
+def _is_in_range(counts_RE: IntArray, home_E: IntArray) -> bool:
+    """Whether all homes and counts are in range; one pass, since ranks ask it in the middle of a training step."""
+    for expert in range(home_E.size):
+        if not 0 <= home_E[expert] < counts_RE.shape[0]:
+            return False
+    for rank in range(counts_RE.shape[0]):
+        for expert in range(counts_RE.shape[1]):
+            if not 0 <= counts_RE[rank, expert] <= MAX_COUNT:
+                return False
+    return True
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -89,7 +103,14 @@ class LayerProblem:
             )
         if home_E.size == 0:
             raise ValueError("a layer needs at least one expert")
-        check_homes(home_E, num_ranks=num_ranks)
+        if not _is_in_range(counts_RE, home_E):
+            self._refuse(counts_RE, home_E)
+        self._freeze_optional()
+
+    @staticmethod
+    def _refuse(counts_RE: IntArray, home_E: IntArray) -> None:
+        """Raises the ValueError for counts or homes that are out of range."""
+        check_homes(home_E, num_ranks=counts_RE.shape[0])
         if counts_RE.min() < 0 or counts_RE.max() > MAX_COUNT:
             bad = int(counts_RE.argmin() if counts_RE.min() < 0 else counts_RE.argmax())
             rank, expert = divmod(bad, home_E.size)
@@ -97,7 +118,6 @@ class LayerProblem:
                 f"counts must be between 0 and 2^31-1, got {counts_RE[rank, expert]}"
                 f" from source rank {rank} to expert {expert}"
             )
-        self._freeze_optional()
 
     def _freeze_optional(self) -> None:
         if self.resident_RK is not None:

@@ -22,6 +22,24 @@ def _add_up(counts_RE: IntArray, home_E: IntArray) -> IntArray:
     return loads_R
 
 
+def loads_with_guests(counts_RE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> IntArray:
+    """Tokens each rank computes when guests take over their quotas, see `LayerPlan`. Shape: [ranks]."""
+    loads_R = rank_loads(counts_RE, home_E)
+    _move_quotas(loads_R, read_only(home_E), read_only(guests_RK), read_only(quota_SRK))
+    return loads_R
+
+
+@kernel
+def _move_quotas(loads_R: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> None:
+    for rank in range(guests_RK.shape[0]):
+        for slot in range(guests_RK.shape[1]):
+            expert = guests_RK[rank, slot]
+            if expert >= 0:
+                for source in range(quota_SRK.shape[0]):
+                    loads_R[rank] += quota_SRK[source, rank, slot]
+                    loads_R[home_E[expert]] -= quota_SRK[source, rank, slot]
+
+
 def imbalance(loads_R: IntArray, speed_milli_R: IntArray | None = None) -> float:
     """(max - mean) / mean of the ranks' loads: 0 is perfect, and so is a layer without tokens.
 
@@ -30,15 +48,16 @@ def imbalance(loads_R: IntArray, speed_milli_R: IntArray | None = None) -> float
         speed_milli_R: speeds of the ranks, None where all are alike; then each load counts as the time it takes,
             and the mean is the time that a perfect split would take. Shape: [ranks].
     """
-    total = int(loads_R.sum())
+    loads = loads_R.tolist()
+    total = sum(loads)
     if total == 0:
         return 0.0
     # One division at the end of exact integer arithmetic, so that every machine gets the same float.
     if speed_milli_R is None:
-        return (int(loads_R.max()) * loads_R.size - total) / total
+        return (max(loads) * len(loads) - total) / total
     all_speeds = int(speed_milli_R.sum())
     times = [
         (load * all_speeds - total * speed) / (total * speed)
-        for load, speed in zip(loads_R.tolist(), speed_milli_R.tolist(), strict=True)
+        for load, speed in zip(loads, speed_milli_R.tolist(), strict=True)
     ]
     return float(max(times))

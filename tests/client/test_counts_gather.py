@@ -7,7 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rank_threads import Rank, run_ranks
 
-from taot_client.counts_gather import CallSite, GatheredCounts, LocalCounts, Measured, count_choices, gather_counts
+from taot_client.counts_gather import (
+    CallSite,
+    GatheredCounts,
+    LocalCounts,
+    Measured,
+    _count_on_device,
+    count_choices,
+    gather_counts,
+)
 
 E = 6
 """Experts in these tests."""
@@ -36,11 +44,14 @@ def test_nothing_to_count(choices: tuple[int, int]) -> None:
     rows=st.lists(st.lists(st.integers(-(2**40), 2**40) | st.integers(-2, E + 1), min_size=3, max_size=3), max_size=20)
 )
 def test_counts_agree_with_counting_one_by_one(rows: list[list[int]]) -> None:
-    local = count_choices(torch.tensor(rows, dtype=torch.int64).view(-1, 3), num_experts=E)
+    experts_TK = torch.tensor(rows, dtype=torch.int64).view(-1, 3)
+    local = count_choices(experts_TK, num_experts=E)
     flat = [choice for row in rows for choice in row]
     assert local.counts_E.tolist() == [flat.count(expert) for expert in range(E)]
     assert local.invalid_ids == sum(not 0 <= choice < E for choice in flat)
     assert local.valid_tokens == sum(any(0 <= choice < E for choice in row) for row in rows)
+    on_device = _count_on_device(experts_TK, E)
+    assert on_device.tolist() == [*local.counts_E.tolist(), local.invalid_ids, local.valid_tokens]
 
 
 def said_by(rank: int) -> tuple[LocalCounts, int, Measured]:

@@ -1,0 +1,216 @@
+"""Training of a stack of expert layers whose routing is forced: what the ranks of a benchmark run.
+
+Choices are drawn in every step, seeded by step, layer and rank, for a popularity of the experts that gives the wanted
+imbalance; the routing weights are learnt. The hot rank moves on from layer to layer, and its surplus lies on one
+expert.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from taot_client import Agent, AgentOptions, ExpertParallelGroup, ExpertParallelMoE
+from taot_planning.arrays import FloatArray, IntArray
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of the model and its batch."""
+
+    layers: int
+    """Expert layers, and nothing between them."""
+
+    experts: int
+    """Experts of a layer, over all ranks."""
+
+    dim: int
+    """Width of a token."""
+
+    hidden_dim: int
+    """Width inside an expert."""
+
+    tokens: int
+    """Tokens of a rank and step."""
+
+    top_k: int = 2
+    """Experts of a token."""
+
+    @property
+    def expert_bytes(self) -> int:
+        """What a guest costs to move, one way."""
+        return 3 * self.dim * self.hidden_dim * 4
+
+
+def popularity(imbalance: float, *, layer: int, num_experts: int, num_ranks: int) -> FloatArray:
+    """Shares of the experts with which the hot rank of a layer has (1 + imbalance) times the mean. Shape: [experts]."""
+    local = num_experts // num_ranks
+    hot = layer % num_ranks
+    share_E = np.full(num_experts, (1 - imbalance / (num_ranks - 1)) / num_experts)
+    share_E[hot * local : (hot + 1) * local] = 1 / num_experts
+    share_E[hot * local] += imbalance / num_ranks
+    return share_E
+
+
+class ForcedRouter(nn.Module):
+    """Draws the choices, and learns their weights."""
+
+    def __init__(self, shape: Shape, group: ExpertParallelGroup, *, layer: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.full((shape.experts,), 1 / shape.top_k))
+        self._shape, self._group, self._layer = shape, group, layer
+        self._share_E: FloatArray | None = None
+        self._step = 0
+
+    def force(self, imbalance: float) -> None:
+        """Changes the imbalance from now on; 0 gives all experts the same number of tokens, without any noise."""
+        self._share_E = None
+        if imbalance > 0:
+            experts, ranks = self._shape.experts, self._group.size
+            self._share_E = popularity(imbalance, layer=self._layer, num_experts=experts, num_ranks=ranks)
+
+    def begin_step(self, step: int) -> None:
+        """Says which step is next: its number alone decides the draw."""
+        self._step = step
+
+    def forward(self, x_TD: torch.Tensor, experts_TK: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+        """See `Router`."""
+        if experts_TK is None:
+            experts_TK = torch.from_numpy(self._draw(x_TD.shape[0] * self._shape.top_k)).view(x_TD.shape[0], -1)
+        return self.weight[experts_TK], experts_TK
+
+    def _draw(self, pairs: int) -> IntArray:
+        generator = np.random.default_rng([self._step, self._layer, self._group.rank])
+        if self._share_E is None:
+            return generator.permutation(np.arange(pairs) % self._shape.experts)
+        return generator.choice(self._share_E.size, size=pairs, p=self._share_E)
+
+
+class Stack(nn.Module):
+    """Residual expert layers."""
+
+    def __init__(self, shape: Shape, group: ExpertParallelGroup) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            ExpertParallelMoE(
+                dim=shape.dim,
+                hidden_dim=shape.hidden_dim,
+                num_experts=shape.experts,
+                top_k=shape.top_k,
+                group=group,
+                router=ForcedRouter(shape, group, layer=layer),
+                seed=layer,
+            )
+            for layer in range(shape.layers)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Shape: as `x`."""
+        for layer in self.layers:
+            x = x + layer(x)
+        return x
+
+
+class Run:
+    """One way to train, of several whose steps alternate; each has a model of its own. Methods are collective."""
+
+    def __init__(self, shape: Shape, group: ExpertParallelGroup, options: AgentOptions | None) -> None:
+        """Without options there is no agent."""
+        self.shape, self.group = shape, group
+        self.model = Stack(shape, group)
+        self.agent = Agent(self.model, options) if options is not None else None
+        self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
+        self._x = torch.randn(shape.tokens, shape.dim, generator=torch.Generator().manual_seed(group.rank))
+        self.summary: Any = None
+
+    def force(self, imbalance: float) -> None:
+        """Changes the imbalance of all layers from now on."""
+        for layer in self.model.layers:
+            layer.router.force(imbalance)
+
+    def train_step(self, step: int) -> float:
+        """Trains one step; seconds until the last rank has ended it."""
+        for layer in self.model.layers:
+            layer.router.begin_step(step)
+        barrier(self.group)
+        started = time.perf_counter()
+        if self.agent is not None:
+            self.agent.begin_step()
+        self._optimizer.zero_grad()
+        self.model(self._x).square().mean().backward()
+        if self.agent is not None:
+            self.summary = self.agent.end_step()
+        self._optimizer.step()
+        barrier(self.group)
+        return time.perf_counter() - started
+
+    def close(self) -> None:
+        """Ends the agent."""
+        if self.agent is not None:
+            self.agent.close()
+
+
+def barrier(group: ExpertParallelGroup) -> None:
+    """Waits for all ranks."""
+    group.counts.allreduce([torch.zeros(1)]).wait()
+
+
+def alternate(runs: Sequence[Run], *, rounds: int, first_step: int, limit_seconds: float) -> list[list[float]]:
+    """Trains the runs in turn. Ends early, on all ranks together, when the time is over.
+
+    Returns:
+        Seconds of each step, by run and round.
+    """
+    seconds: list[list[float]] = [[] for _ in runs]
+    began = time.monotonic()
+    for number in range(rounds):
+        for run, own in zip(runs, seconds, strict=True):
+            own.append(run.train_step(first_step + number))
+        is_over = torch.tensor([float(time.monotonic() - began > limit_seconds)])
+        runs[0].group.counts.allreduce([is_over]).wait()
+        if is_over.item() > 0 and number >= 2:
+            break
+    return seconds
+
+
+def guest_options(planner: str | None, *, algorithm: str = "taot", **others: Any) -> AgentOptions:
+    """Options for one run; with a planner its plans are made ahead. Waits are long: these machines may be busy."""
+    return AgentOptions(
+        algorithm=algorithm,
+        planner_address=planner,
+        transfer_timeout=timedelta(seconds=60),
+        connect_timeout=timedelta(seconds=30),
+        **others,
+    )
+
+
+def expert_seconds(run: Run) -> float:
+    """Seconds that the experts alone of a balanced step take on this rank, forward and backward; the best of three."""
+    shape, best = run.shape, float("inf")
+    local = shape.experts // run.group.size
+    pairs = shape.tokens * shape.top_k
+    for _ in range(3):
+        started = time.perf_counter()
+        for layer in run.model.layers:
+            x_ND = torch.randn(pairs // local, shape.dim, requires_grad=True)
+            outputs = [layer.experts.compute(x_ND, each) for each in layer.experts.split(layer.experts.tensors())]
+            torch.cat(outputs).sum().backward()
+        best = min(best, time.perf_counter() - started)
+    return best
+
+
+def join_ranks(address: str, *, rank: int, size: int) -> None:
+    """Makes the default group; `address` is host:port of the first rank."""
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    dist.init_process_group(
+        "gloo", init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=timedelta(minutes=3)
+    )
