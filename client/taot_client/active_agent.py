@@ -6,6 +6,7 @@ import atexit
 import logging
 from typing import Any
 
+from rich.console import Group
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
@@ -22,6 +23,7 @@ from taot_client.layer_route import LayerRoute
 from taot_client.leader import Leader
 from taot_client.model_layers import NamedLayer, model_device
 from taot_client.options import AgentOptions
+from taot_client.run_report import RunReport
 from taot_client.shared_supply import SharedSlots, SharedSupply
 from taot_client.slot_table import SlotTable
 from taot_client.step_control import LEADER, StepControl
@@ -51,6 +53,8 @@ class ActiveAgent:
         """
         self._layers = layers
         self._load_hooks: list[RemovableHandle] = []
+        source = options.effective_plan_source
+        self._report = RunReport(f"{options.algorithm}, {source}, {group.size} ranks")
         shape = (len(layers), spec.topology.num_ranks, spec.topology.max_slots)
         self.state = AgentState(
             options=options,
@@ -139,6 +143,7 @@ class ActiveAgent:
         """See `Agent.end_step`."""
         self._drain()
         summary = self.state.end_step()
+        self._report.add(summary)
         self.state.control.offer(self._next_record())
         return summary
 
@@ -167,6 +172,10 @@ class ActiveAgent:
     def transfer_seconds(self) -> tuple[float, float]:
         """See `Agent.transfer_seconds`."""
         return self.state.clock.flight_seconds, self.state.clock.exposed_seconds
+
+    def report(self) -> Group:
+        """See `Agent.report`."""
+        return self._report.render(self.state.rank_totals(), self.planner_stats())
 
     def planner_stats(self) -> dict[str, Any]:
         """See `Agent.planner_stats`."""

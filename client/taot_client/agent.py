@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from typing import Any
 
+from rich.console import Group
 from torch import nn
 
 from taot_api import LayerSpec, SessionSpec
@@ -167,6 +168,14 @@ class Agent:
     def transfer_seconds(self) -> tuple[float, float]:
         """Seconds this rank's transfers were in flight, and seconds it stood still for them, since the start."""
         return self._agent.transfer_seconds()
+
+    def report(self) -> Group:
+        """What the agent has done since its start, as tables for a terminal: `rich.print(agent.report())`.
+
+        Imbalances without guests, planned and realised, guests moved, fallbacks: as all ranks see them alike. Transfers
+        and bytes are those of this rank; the planner's state is known to the leader, rank 0.
+        """
+        return self._agent.report()
 
     @property
     def planner_stats(self) -> dict[str, Any]:

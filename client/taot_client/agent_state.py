@@ -18,6 +18,7 @@ from taot_client.link_meter import LinkMeter
 from taot_client.options import AgentOptions
 from taot_client.pass_outcomes import OpenPass, PassOutcomes
 from taot_client.report_builder import ReportBuilder
+from taot_client.run_report import RankTotals
 from taot_client.shipment import Mover, Shipment, TransferClock
 from taot_client.step_control import StepControl
 from taot_client.step_measured import StepMeasured, measured_row
@@ -26,7 +27,7 @@ from taot_client.step_summary import StepSummary, StepTally
 from taot_client.trace_recorder import TraceFile
 from taot_client.transfer_schedule import Move
 from taot_client.weight_changes import WeightChanges
-from taot_planning import EMPTY_SLOT, LayerProblem, imbalance, rank_loads
+from taot_planning import LayerProblem, imbalance, rank_loads
 from taot_planning.arrays import IntArray
 
 if TYPE_CHECKING:
@@ -144,15 +145,20 @@ class AgentState:
 
     # What the layers note.
 
-    def measured(self, *, computed_tokens: int) -> Measured:
-        """What this rank has measured since its start, with the tokens it has computed in the layer that asks."""
-        return Measured(
-            exposed_us=round(self.clock.exposed_seconds * 1e6),
-            flight_us=round(self.clock.flight_seconds * 1e6),
+    def rank_totals(self) -> RankTotals:
+        """What this rank has measured since its start."""
+        return RankTotals(
+            flight_seconds=self.clock.flight_seconds,
+            exposed_seconds=self.clock.exposed_seconds,
             intra_node_sent_bytes=self._sent_bytes[0],
             inter_node_sent_bytes=self._sent_bytes[1],
-            computed_tokens=computed_tokens,
         )
+
+    def measured(self, *, computed_tokens: int) -> Measured:
+        """What this rank has measured since its start, with the tokens it has computed in the layer that asks."""
+        clock, (intra, inter) = self.clock, self._sent_bytes
+        times_us = round(clock.exposed_seconds * 1e6), round(clock.flight_seconds * 1e6)
+        return Measured(*times_us, intra, inter, computed_tokens)
 
     def note_pass(self, layer: LayerAgent, layer_pass: LayerPass, problem: LayerProblem) -> None:
         """Notes a pass through a layer; the leader reports the micro-batch once its last layer has run."""
@@ -161,11 +167,15 @@ class AgentState:
         self._settle(index, computed_R)
         static_R = rank_loads(problem.counts_RE, problem.home_E)
         if self.mode is StepMode.OBSERVE:
-            self._add_pass(index, static_R, layer.would_be_loads(problem))
+            would_be_R = layer.would_be_loads(problem)
+            self._add_pass(index, static_R, would_be_R, would_be_R)
         else:
-            has_guests = bool((layer_pass.plan.guests_RK != EMPTY_SLOT).any())
             started = OpenPass(
-                counts_RE=problem.counts_RE, static_R=static_R, before_R=computed_R, has_guests=has_guests
+                counts_RE=problem.counts_RE,
+                static_R=static_R,
+                planned_R=layer_pass.plan.loads_R(problem) if layer_pass.has_guests else static_R,
+                before_R=computed_R,
+                has_guests=layer_pass.has_guests,
             )
             self._outcomes.begin(index, started)
         site = layer_pass.site
@@ -258,11 +268,12 @@ class AgentState:
         if loads is not None:
             self._add_pass(layer, *loads)
 
-    def _add_pass(self, layer: int, static_R: IntArray, achieved_R: IntArray) -> None:
+    def _add_pass(self, layer: int, static_R: IntArray, planned_R: IntArray, achieved_R: IntArray) -> None:
         speed_milli_R = self.topology.speed_milli_R
         self._tally.add_pass(
             self.layers[layer].route.name,
             static=imbalance(static_R, speed_milli_R),
+            planned=imbalance(planned_R, speed_milli_R),
             achieved=imbalance(achieved_R, speed_milli_R),
         )
 

@@ -22,6 +22,9 @@ class OpenPass:
     static_R: IntArray
     """Tokens each rank would have computed without guests. Shape: [ranks]."""
 
+    planned_R: IntArray
+    """Tokens each rank is to compute. Shape: [ranks]."""
+
     before_R: IntArray
     """Tokens each rank had computed in this layer before. Shape: [ranks]."""
 
@@ -58,11 +61,11 @@ class PassOutcomes:
         self._open[layer] = started
         self.layers[layer].counts_RE = started.counts_RE
 
-    def settle(self, layer: int, computed_R: IntArray) -> tuple[IntArray, IntArray] | None:
+    def settle(self, layer: int, computed_R: IntArray) -> tuple[IntArray, IntArray, IntArray] | None:
         """Ends the open pass of a layer, now that ranks have told what they have computed in it so far.
 
         Returns:
-            Tokens of each rank without guests, and those that it computed; None where no pass was open.
+            Tokens of each rank without guests, as planned, and as computed; None where no pass was open.
         """
         started = self._open.pop(layer, None)
         if started is None:
@@ -73,4 +76,4 @@ class PassOutcomes:
         if started.has_guests:
             outcome.used_guests = True
             outcome.saved_tokens += int(started.static_R.max() - loads_R.max())
-        return started.static_R, loads_R
+        return started.static_R, started.planned_R, loads_R

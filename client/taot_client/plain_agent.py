@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from rich.console import Group
+
 from taot_client.coordinator import PlainCoordinator
 from taot_client.counts_gather import GatheredCounts
 from taot_client.model_layers import NamedLayer
 from taot_client.parallel_experts import ParallelExperts
 from taot_client.pinned_passes import in_backward
+from taot_client.run_report import RankTotals, RunReport
 from taot_client.step_record import ModeReason, StepMode
 from taot_client.step_summary import StepSummary, StepTally
 from taot_client.trace_recorder import TraceFile
@@ -25,6 +28,7 @@ class PlainAgent:
         self._tally = StepTally()
         self._trace: TraceFile | None = None
         self._num_passes = [0] * len(layers)
+        self._report = RunReport("TAOT is switched off")
         for index, (name, layer) in enumerate(layers):
             on_pass = self._on_pass(index, name, layer)
             layer.coordinator = PlainCoordinator(layer.group, layer.home_E, on_pass=on_pass)
@@ -33,7 +37,7 @@ class PlainAgent:
         def on_pass(gathered: GatheredCounts) -> None:
             if layer.module.training and not in_backward():  # neither evaluation nor recomputation
                 static = imbalance(rank_loads(gathered.counts_RE, layer.home_E))
-                self._tally.add_pass(name, static=static, achieved=static)
+                self._tally.add_pass(name, static=static, planned=static, achieved=static)
                 if self._trace is not None and self._step >= 0:
                     at = {"step": self._step, "micro_batch": self._num_passes[index], "layer": index}
                     self._trace.add(**at, counts_RE=gathered.counts_RE)
@@ -49,7 +53,13 @@ class PlainAgent:
 
     def end_step(self) -> StepSummary:
         """What the step did."""
-        return self._tally.summary(step=self._step, mode=StepMode.HOME_ONLY, reason=ModeReason.DISABLED)
+        summary = self._tally.summary(step=self._step, mode=StepMode.HOME_ONLY, reason=ModeReason.DISABLED)
+        self._report.add(summary)
+        return summary
+
+    def report(self) -> Group:
+        """See `Agent.report`."""
+        return self._report.render(RankTotals(), {})
 
     def set_micro_batch(self, index: int | None) -> None:
         """Micro-batches need no names here."""

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from taot_client.step_record import ModeReason, StepMode
 from taot_client.transfer_schedule import Move
 from taot_planning import Topology
@@ -27,6 +25,9 @@ class StepSummary:
 
     imbalance_static: Mapping[str, float]
     """(max - mean) / mean of the ranks' load as plain expert parallelism would have had it, by layer."""
+
+    imbalance_planned: Mapping[str, float]
+    """The same as the split of the tokens at hand wanted it."""
 
     imbalance: Mapping[str, float]
     """The same of the tokens that ranks really computed; in observe mode, as the plan would have made it."""
@@ -52,14 +53,16 @@ class StepTally:
 
     def __init__(self) -> None:
         self._static: dict[str, list[float]] = {}
+        self._planned: dict[str, list[float]] = {}
         self._achieved: dict[str, list[float]] = {}
         self._guests = [0, 0]
         self._cost = 0.0
         self.fallbacks: dict[str, int] = {}
 
-    def add_pass(self, layer: str, *, static: float, achieved: float) -> None:
+    def add_pass(self, layer: str, *, static: float, planned: float, achieved: float) -> None:
         """Adds the imbalances of one pass through one layer."""
         self._static.setdefault(layer, []).append(static)
+        self._planned.setdefault(layer, []).append(planned)
         self._achieved.setdefault(layer, []).append(achieved)
 
     def add_moves(self, moves: Sequence[Move], topology: Topology) -> None:
@@ -81,11 +84,16 @@ class StepTally:
             step=step,
             mode=mode,
             reason=reason,
-            imbalance_static={layer: float(np.mean(values)) for layer, values in self._static.items()},
-            imbalance={layer: float(np.mean(values)) for layer, values in self._achieved.items()},
+            imbalance_static=_means(self._static),
+            imbalance_planned=_means(self._planned),
+            imbalance=_means(self._achieved),
             guests_intra=self._guests[0],
             guests_inter=self._guests[1],
             weighted_cost=self._cost,
             fallbacks=dict(self.fallbacks),
             layers_off=layers_off,
         )
+
+
+def _means(values: Mapping[str, Sequence[float]]) -> dict[str, float]:
+    return {layer: sum(each) / len(each) for layer, each in values.items()}

@@ -54,7 +54,7 @@ def imbalance(loads_R: IntArray, speed_milli_R: IntArray | None = None) -> float
         return 0.0
     # One division at the end of exact integer arithmetic, so that every machine gets the same float.
     if speed_milli_R is None:
-        return (max(loads) * len(loads) - total) / total
+        return float((max(loads) * len(loads) - total) / total)
     all_speeds = int(speed_milli_R.sum())
     times = [
         (load * all_speeds - total * speed) / (total * speed)

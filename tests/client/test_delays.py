@@ -50,8 +50,8 @@ def delayed(function, *, chance: float, most_seconds: float, seed: int):
         ("ahead", "resident", 500),
         ("blocking", "resident", 40),
         ("inline", "resident", 30),
-        ("ahead", "shared", 40),
-        ("inline", "shared", 15),
+        ("ahead", "shared", 25),
+        ("inline", "shared", 8),
     ],
 )
 def test_random_delays_on_every_rank_and_message_leave_the_mathematics_alone(
