@@ -113,7 +113,7 @@ def train(args: argparse.Namespace, device: torch.device) -> None:
     model = LanguageModel(args).to(device)
     parallelize(model, group)  # TAOT: in place of torchtitan's expert parallelism
     agent = Agent(model, AgentOptions(planner_address=args.planner, ranks_per_node=args.ranks_per_node))
-    shared = [parameter for name, parameter in model.named_parameters() if ".routed_experts." not in name]
+    shared = [parameter for name, parameter in model.named_parameters() if "routed_experts" not in name]
     optimizer, text = make_optimizer(model, group.size, device), load_text(device)
     for step in range(args.steps):
         generator = torch.Generator().manual_seed(step * group.size + group.rank)

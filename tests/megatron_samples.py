@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -16,6 +17,7 @@ from megatron.core.transformer.moe.experts import GroupedMLP
 from megatron.core.transformer.moe.moe_layer import MoELayer, MoESubmodules
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_config import TransformerConfig
+from rank_threads import run_ranks
 from tiny_moe import History
 from torch import nn
 
@@ -94,8 +96,22 @@ class Model(nn.Module):
         for layer in self.layers:
             y, bias = layer(x)
             assert bias is None
+            assert y.dtype == x.dtype
             x = x + y
         return x
+
+
+@pytest.fixture(scope="module")
+def distributed() -> Iterator[None]:
+    """Megatron asks whether torch.distributed is initialised before it asks a group for its size."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+def alone() -> dist.ProcessGroup:
+    """A group of one rank."""
+    return run_ranks(1, lambda rank: rank.group.tokens)[0]
 
 
 def groups_of(expert_parallel: dist.ProcessGroup, alone: dist.ProcessGroup) -> ProcessGroupCollection:

@@ -8,12 +8,16 @@ import numpy as np
 
 from taot_planning import EMPTY_SLOT, LayerProblem, plan_from_guests, rank_loads
 from taot_planning.arrays import IntArray
-from taot_planning.guest_moves import list_moves
+from taot_planning.guest_moves import GuestMoves, list_moves
+from taot_planning.step_time import predict_seconds
 
 TRAINING_PER_FORWARD = 3
 """Time of forward and backward in forwards: gradients of tokens and of weights take about one each."""
 
 _PICOSECONDS = 10**12
+
+_NONE = np.zeros(0, dtype=np.int64)
+_NO_MOVES = GuestMoves(expert_G=_NONE, source_G=_NONE, rank_G=_NONE, cost_milli=0)
 
 
 def measured_gain_us(*, saved_tokens: int, token_picoseconds: int, exposed_us: int) -> int:
@@ -31,17 +35,23 @@ def measured_gain_us(*, saved_tokens: int, token_picoseconds: int, exposed_us: i
 
 
 def without_vain_guests(problem: LayerProblem, guests_RK: IntArray) -> IntArray:
-    """The guests, or none where the predicted time of the forward is not shorter with them. Shape: [ranks, slots].
+    """The guests, or none where training is not expected to gain more than it waits for them. Shape: [ranks, slots].
 
-    Where rates are unknown nothing is predicted, and the guests stay.
+    Guests save time in forward and backward, and are waited for once. Where rates are unknown nothing is predicted, and
+    the guests stay.
     """
     if problem.rates is None or not (guests_RK != EMPTY_SLOT).any():
         return guests_RK
     nothing_RK = np.full_like(guests_RK, EMPTY_SLOT)
-    seconds, without = (
-        plan_from_guests(problem, each_RK).stats(problem).predicted_seconds for each_RK in (guests_RK, nothing_RK)
-    )
-    is_vain = seconds is not None and without is not None and seconds >= without
+    plan, moves, no_moves = plan_from_guests(problem, guests_RK), list_moves(problem, guests_RK), _NO_MOVES
+    loads_R, guest_tokens_R = plan.loads_R(problem), plan.tokens_RK.sum(axis=1)
+    static_R = rank_loads(problem.counts_RE, problem.home_E)
+    seconds = predict_seconds(problem, moves, loads_R, guest_tokens_R)
+    there = predict_seconds(problem, no_moves, loads_R, guest_tokens_R)
+    without = predict_seconds(problem, no_moves, static_R, np.zeros_like(static_R))
+    if seconds is None or there is None or without is None:
+        return guests_RK
+    is_vain = TRAINING_PER_FORWARD * (without - there) <= seconds - there
     return nothing_RK if is_vain else guests_RK
 
 

@@ -186,7 +186,6 @@ class LayerAgent:
             home_E=self._home_E,
             topology=state.timed_topology,
             resident_RK=self.supply.resident_RK,
-            rates=state.record.gates.rates(self.route.layer, expert_size_bytes=self.route.layout.size_bytes),
         )
         plan = plan_from_guests(problem, self._place(site, gathered, problem))
         layout = lay_out_tokens(
@@ -225,7 +224,10 @@ class LayerAgent:
                 if wanted_RK is None:
                     self._state.note_fallback("no_answer")
                     return self.supply.no_guests()
-                self.supply.bring(without_vain_guests(problem, wanted_RK))
+                # Rates are for the gate alone: it counts what backward gains, which the planner cannot know.
+                rates = self._state.record.gates.rates(self.route.layer, expert_size_bytes=self.route.layout.size_bytes)
+                timed = problem if rates is None else replace(problem, rates=rates)
+                self.supply.bring(without_vain_guests(timed, wanted_RK))
             return self.supply.resident_RK
         return self.supply.no_guests()
 

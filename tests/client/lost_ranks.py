@@ -61,19 +61,20 @@ def go(how: str) -> None:
     os.kill(os.getpid(), signal.SIGSTOP if how == "stopped in a transfer" else signal.SIGKILL)
 
 
+def lose_in_a_transfer(agent: Agent, how: str) -> None:
+    """Lets this rank go where its peers have its tokens and wait for its weights, which a slow link has not sent."""
+    state = agent._agent.state
+    post, supply = state.weight_mover.post, state.layers[0].supply
+    weights = supply.weights
+    state.weight_mover.post = lambda shipments: post([] if state.step == LOST_IN_STEP else shipments)
+    supply.weights = lambda layer_pass: go(how) if state.step == LOST_IN_STEP else weights(layer_pass)
+
+
 def train(group: ExpertParallelGroup, how: str) -> None:
     model = TinyMoE(CONFIG, group)
     agent = Agent(model, OPTIONS)
-    state = agent._agent.state
-    post = state.weight_mover.post
-
-    def post_or_go(shipments):
-        if group.rank == VICTIM and state.step == LOST_IN_STEP and shipments:
-            go(how)  # the peers have posted their receives, or are about to
-        post(shipments)
-
-    if how != "killed between steps":
-        state.weight_mover.post = post_or_go
+    if group.rank == VICTIM and how != "killed between steps":
+        lose_in_a_transfer(agent, how)
     for step in range(LOST_IN_STEP + 3):
         if group.rank == VICTIM and step == LOST_IN_STEP and how == "killed between steps":
             go(how)

@@ -151,7 +151,7 @@ def test_an_unlabelled_route_checks_nothing_and_reads_nothing() -> None:
 
 @pytest.mark.parametrize(("kind", "sender"), [("weights", 2), ("gradient", 5)])
 def test_both_ends_of_a_transfer_meet(kind: str, sender: int) -> None:
-    move = Move(round=0, home=2, rank=5, slot=1, expert=7)
+    move = Move(round=0, home=2, source=2, rank=5, slot=1, expert=7)
     receiver = 7 - sender
     buffer = ROUTE.new_buffer()
     sending, receiving = (getattr(replace(ROUTE, rank=rank), kind)(move, buffer, step=6) for rank in (sender, receiver))
@@ -162,11 +162,21 @@ def test_both_ends_of_a_transfer_meet(kind: str, sender: int) -> None:
     assert str(sending.cargo) == f"{kind} of expert 7, layer 'blocks.3.moe', step 6"
 
 
-def test_transfers_of_every_layer_and_slot_have_tags_of_their_own() -> None:
+@pytest.mark.parametrize("kind", ["weights", "gradient"])
+def test_transfers_of_every_layer_slot_and_stage_have_tags_of_their_own(kind: str) -> None:
     buffer = ROUTE.new_buffer()
-    tags = {
-        replace(ROUTE, layer=layer).weights(Move(round=0, home=0, rank=1, slot=slot, expert=9), buffer, step=0).tag
-        for layer in range(10)
-        for slot in range(62)
-    }
-    assert len(tags) == 10 * 62
+    tags = set()
+    for layer in range(10):
+        for slot in range(62):
+            for stage in range(2):
+                move = Move(stage=stage, round=0, home=0, source=2, rank=1, slot=slot, expert=9, is_relay=bool(stage))
+                tags.add(getattr(replace(ROUTE, layer=layer), kind)(move, buffer, step=0).tag)
+    assert len(tags) == 10 * 62 * 2
+
+
+def test_a_guest_that_is_passed_on_travels_between_its_source_and_its_rank() -> None:
+    move = Move(stage=1, round=0, home=2, source=4, rank=5, slot=1, expert=7)
+    for kind, sender in (("weights", 4), ("gradient", 5)):
+        for rank in (4, 5):
+            end = getattr(replace(ROUTE, rank=rank), kind)(move, ROUTE.new_buffer(), step=6)
+            assert (end.is_receive, end.peer) == (rank != sender, 9 - rank)

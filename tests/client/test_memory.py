@@ -37,14 +37,14 @@ def num_alive() -> dict[str, int]:
 
 def whole_step(agent: Agent, model: TinyMoE, rank: Rank, step: int) -> int:
     agent.begin_step()
-    for index in range(2):
-        loss_of(model(batch(CONFIG, step=step % 7, rank=rank.group.rank, micro_batch=index))).backward()
+    loss_of(model(batch(CONFIG, step=step % 7, rank=rank.group.rank))).backward()
     summary = agent.end_step()
     model.zero_grad()
     return summary.guests_intra + summary.guests_inter
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(400)
 def test_two_thousand_steps_leave_no_memory_behind():
     def body(rank: Rank) -> tuple[int, list[dict[str, int]], list[int]]:
         model = TinyMoE(CONFIG, rank.group)
@@ -61,7 +61,7 @@ def test_two_thousand_steps_leave_no_memory_behind():
         agent.close()
         return num_moved, alive, resident
 
-    num_moved, (early, late), (early_bytes, late_bytes) = run_ranks(RANKS, body, timeout_seconds=110)[0]
+    num_moved, (early, late), (early_bytes, late_bytes) = run_ranks(RANKS, body, timeout_seconds=300)[0]
     print(f"{num_moved} guests moved; alive {early} -> {late}; {(late_bytes - early_bytes) / 1e6:+.1f} MB")
     assert num_moved > 1000
     assert all(late[kind] <= count + 10 for kind, count in early.items()), (early, late)

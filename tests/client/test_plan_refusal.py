@@ -9,11 +9,11 @@ import torch
 from link_samples import eventually
 from rank_threads import Rank, run_ranks
 from routing_samples import make_spec
-from tiny_moe import History, TinyConfig, train
+from tiny_moe import History, TinyConfig, tiny_options, train
 
 from taot_api import PlanIdentity, PublishedPlan, SessionSpec, codec
 from taot_api.v1 import planner_pb2 as pb
-from taot_client import Agent, AgentOptions
+from taot_client import Agent
 from taot_client.planner_link import PlannerLink
 from taot_planning.arrays import IntArray
 
@@ -123,7 +123,7 @@ def train_with(plans_by_step: dict[int, pb.Plan]) -> list[History]:
                     ready = lambda layer=layer: layer.supply.slots.ready_bits(weight_epoch=state.weight_epoch)  # noqa: E731
                     assert eventually(lambda wanted=wanted, ready=ready: ready() == wanted)
 
-        options = AgentOptions(ranks_per_node=2, planner_address="127.0.0.1:1")
+        options = tiny_options(ranks_per_node=2, planner_address="127.0.0.1:1")
         return train(rank, TinyConfig(num_layers=2), options, num_steps=7, before_step=feed, at=await_guests)
 
     return run_ranks(4, body)

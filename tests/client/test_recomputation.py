@@ -94,8 +94,8 @@ def test_a_router_that_would_choose_otherwise_in_recomputation_keeps_the_first_c
     def flip_routers(agent: Agent) -> None:
         # As close calls between experts do: the second forward would order them differently.
         for _, layer in agent._agent._layers:
-            layer.router.weight.data = layer.router.weight.data.flip(0)
-            layer.router.register_forward_hook(lambda router, x, out: choices.append((x[0].detach(), out[1])))
+            layer.module.router.weight.data = layer.module.router.weight.data.flip(0)
+            layer.module.router.register_forward_hook(lambda router, x, out: choices.append((x[0].detach(), out[1])))
 
     def body(rank: Rank) -> History:
         return train_checkpointed(rank, use_reentrant=use_reentrant, num_steps=1, between=flip_routers)

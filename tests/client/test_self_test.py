@@ -261,6 +261,17 @@ def test_an_agent_refuses_on_all_ranks_what_one_rank_found() -> None:
     assert others == f"rank 1 refuses to start: {own}"
 
 
+def test_a_switched_off_agent_tests_nothing_and_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TAOT_DISABLE", "1")
+
+    def body(rank: Rank) -> None:
+        model = TinyMoE(TinyConfig(num_layers=1, num_experts=2), rank.group)
+        model.layers[0].experts.compute = lambda x_ND, expert: x_ND
+        Agent(model, AgentOptions(), groups=rank.agent_groups).close()
+
+    run_ranks(1, body)
+
+
 def test_ranks_without_home_experts_have_nothing_to_test() -> None:
     config = TinyConfig(num_layers=1, num_experts=2)
 

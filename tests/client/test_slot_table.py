@@ -9,6 +9,7 @@ from taot_client.expert_layout import ExpertLayout
 from taot_client.layer_route import LayerRoute
 from taot_client.shipment import Cargo, Shipment, TransferError
 from taot_client.slot_table import SlotState, SlotTable
+from taot_client.transfer_schedule import Move
 
 FUSED = (torch.arange(24.0).view(2, 3, 4), torch.arange(10, dtype=torch.bfloat16).view(2, 5))
 LAYOUT = ExpertLayout.of(FUSED)
@@ -271,49 +272,25 @@ def test_memory_is_allocated_once() -> None:
     assert [slot.buffer.data_ptr() for slot in table.slots] == addresses
 
 
-def pass_on(table: SlotTable, index: int) -> Arrival:
-    """A send of the slot's weights to another rank, under way."""
-    slot, departure = table.slots[index], Arrival()
-    slot.outgoing.append(
-        Shipment(
-            cargo=Cargo(kind="weights", expert=slot.expert, layer="moe", step=0),
-            peer=2,
-            tag=index,
-            buffer=slot.buffer,
-            is_receive=False,
-            stage=1,
-            completion=departure,
-        )
-    )
-    return departure
-
-
-def test_clearing_leaves_weights_alone_that_are_still_being_passed_on() -> None:
+def test_weights_that_are_still_being_passed_on_are_left_alone() -> None:
     table = make_table(poison=True)
     receive(table, 0, expert=1, weight_epoch=0)
-    departure = pass_on(table, 0)
-    content = table.slots[0].buffer.clone()
-    with pytest.raises(TransferError, match=r"weights of expert 1, .* to rank 2 did not end"):
-        table.clear(timeout_seconds=0.0)
-    assert torch.equal(table.slots[0].buffer, content)
-    departure.ended.set()
-    table.clear(timeout_seconds=0.0)
-    assert (table.slots[0].state, table.slots[0].outgoing) == (SlotState.EMPTY, [])
-    assert free_of_numbers(table)
-
-
-def test_a_slot_whose_weights_are_being_passed_on_cannot_receive() -> None:
-    table = make_table()
-    receive(table, 0, expert=1, weight_epoch=0)
-    departure = pass_on(table, 0)
+    slot, departure = table.slots[0], Arrival()
+    move = Move(stage=1, round=0, home=1, source=0, rank=2, slot=0, expert=1)
+    slot.outgoing = [ROUTE.weights(move, slot.buffer, step=0)]
+    slot.outgoing[0].completion = departure
+    content = slot.buffer.clone()
     assert table.ready_bits(weight_epoch=0) == 1, "this rank may use them meanwhile"
+    for wait in (table.clear, lambda timeout_seconds: table.await_quiet(0, timeout_seconds=timeout_seconds)):
+        with pytest.raises(TransferError, match=r"weights of expert 1, .* to rank 2 did not end"):
+            wait(timeout_seconds=0.0)
     with pytest.raises(AssertionError, match="slot 0 is passed on"):
         table.begin_receive(0, expert=2, weight_epoch=0)
-    with pytest.raises(TransferError, match="to rank 2 did not end"):
-        table.await_quiet(0, timeout_seconds=0.0)
+    assert torch.equal(slot.buffer, content)
     departure.ended.set()
-    table.await_quiet(0, timeout_seconds=0.0)
-    assert table.begin_receive(0, expert=2, weight_epoch=0).expert == 2
+    table.clear(timeout_seconds=0.0)
+    assert (slot.state, slot.outgoing) == (SlotState.EMPTY, [])
+    assert free_of_numbers(table)
 
 
 def test_a_slot_may_be_filled_again_with_the_same_weights_between_a_forward_and_its_backward() -> None:

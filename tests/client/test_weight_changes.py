@@ -157,6 +157,7 @@ def test_a_change_that_no_forward_has_heard_of_ends_with_its_step():
                 agent.weights_changed()
             summary = agent.end_step()
             moved.append(summary.guests_intra + summary.guests_inter)
+        assert agent._agent.state.weight_epoch == len(moved) - 1, "the change belongs to a step that is over"
         agent.close()
         return moved
 

@@ -6,9 +6,9 @@ import sys
 
 import torch
 import torch.distributed as dist
-from tiny_moe import TinyConfig, TinyMoE, batch, loss_of
+from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
-from taot_client import Agent, AgentOptions, expert_parallel_group
+from taot_client import Agent, expert_parallel_group
 
 
 def main() -> None:
@@ -21,7 +21,7 @@ def main() -> None:
     group = expert_parallel_group(pairs[dist.get_rank() % 2])
     config = TinyConfig(num_layers=2)
     model = TinyMoE(config, group)
-    agent = Agent(model, AgentOptions(planner_address=sys.argv[1], training_job="two-groups", ranks_per_node=1))
+    agent = Agent(model, tiny_options(planner_address=sys.argv[1], training_job="two-groups", ranks_per_node=1))
     moved = 0
     for step in range(6):
         agent.begin_step()

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from taot_client.adapters.megatron_experts import experts_of
+from taot_client.agreement import share_refusals
 from taot_client.groups import ExpertParallelGroup, expert_parallel_group
-from taot_client.home_experts import HomeExperts
 from taot_client.parallel_experts import ATTRIBUTE, ParallelExperts
 
 logger = logging.getLogger(__name__)
@@ -58,20 +58,18 @@ def parallelize(model: nn.Module, group: ExpertParallelGroup | None = None) -> l
         The names of the layers, in the order of the model.
 
     Raises:
-        ValueError: if there is no such layer or one does what is not supported.
+        ValueError: if there is no such layer; on every rank, if one does what is not supported. The model is as before.
     """
     layers = [(name, module) for name, module in model.named_modules() if _is_moe_layer(module)]
     if not layers:
         classes = sorted({type(module).__name__ for module in model.modules()})
         raise ValueError(f"no Megatron `{LAYER_CLASS}` found among {', '.join(classes)}; nothing to spread over ranks")
-    _refuse_param_gather(model)
-    for name, layer in layers:
-        _refuse_unsupported(name, layer)
-    experts = [experts_of(name, layer) for name, layer in layers]
     ep_group = _shared_group(layers)
     if group is None:
         group = expert_parallel_group(ep_group)
-    parallel = [_spread(*named, each, group) for named, each in zip(layers, experts, strict=True)]
+    with share_refusals(group.counts, size=group.size):
+        _refuse_param_gather(model)
+        parallel = [_spread(name, layer, group) for name, layer in layers]
     # Only now, so that a refusal leaves the model as it was.
     for (_, layer), each in zip(layers, parallel, strict=True):
         _attach(layer, each)
@@ -169,11 +167,12 @@ def _shared_group(layers: Sequence[tuple[str, nn.Module]]) -> Any:
     return cast(Any, first).ep_group
 
 
-def _spread(name: str, layer: nn.Module, experts: HomeExperts, group: ExpertParallelGroup) -> ParallelExperts:
+def _spread(name: str, layer: nn.Module, group: ExpertParallelGroup) -> ParallelExperts:
+    _refuse_unsupported(name, layer)
     config, local = cast(Any, layer).config, list(cast(Any, layer).local_expert_indices)
     parallel = ParallelExperts(
         module=layer,
-        experts=experts,
+        experts=experts_of(name, layer),
         num_experts=config.num_moe_experts,
         top_k=config.moe_router_topk,
         group=group,

@@ -50,7 +50,7 @@ class TorchtitanExperts(FusedExperts):
         """See `HomeExperts`."""
         num_tokens = x_ND.shape[0]
         if num_tokens == 0:
-            # Grouped kernels do not promise to take no rows. One row more keeps tokens and weights in the graph.
+            # Grouped kernels do not promise to take no rows. With one row more the weights stay in the graph as well.
             return self.compute(nn.functional.pad(x_ND, (0, 0, 0, 1)), expert)[:0]
         # A module of the same class and settings that holds one expert, whose tensors are no parameters.
         holder = copy.copy(self._module)
