@@ -2,7 +2,7 @@
 
 Choices are drawn in every step, seeded by step, layer and rank, for a popularity of the experts that gives the wanted
 imbalance; the routing weights are learnt. The hot rank moves on from layer to layer, and its surplus lies on one
-expert.
+expert, as far as the tokens can all choose it once.
 """
 
 from __future__ import annotations
@@ -50,13 +50,19 @@ class Shape:
         return 3 * self.dim * self.hidden_dim * 4
 
 
-def popularity(imbalance: float, *, layer: int, num_experts: int, num_ranks: int) -> FloatArray:
+FULL = 0.9
+"""Part of the tokens that choose the hottest expert, at most."""
+
+
+def popularity(imbalance: float, shape: Shape, *, layer: int, num_ranks: int) -> FloatArray:
     """Shares of the experts with which the hot rank of a layer has (1 + imbalance) times the mean. Shape: [experts]."""
-    local = num_experts // num_ranks
+    num_experts, local = shape.experts, shape.experts // num_ranks
     hot = layer % num_ranks
     share_E = np.full(num_experts, (1 - imbalance / (num_ranks - 1)) / num_experts)
     share_E[hot * local : (hot + 1) * local] = 1 / num_experts
-    share_E[hot * local] += imbalance / num_ranks
+    first, second = hot * local, hot * local + 1
+    share_E[first] = min(share_E[first] + imbalance / num_ranks, FULL / shape.top_k)
+    share_E[second] += 1 - share_E.sum()
     return share_E
 
 
@@ -74,8 +80,7 @@ class ForcedRouter(nn.Module):
         """Changes the imbalance from now on; 0 gives all experts the same number of tokens, without any noise."""
         self._share_E = None
         if imbalance > 0:
-            experts, ranks = self._shape.experts, self._group.size
-            self._share_E = popularity(imbalance, layer=self._layer, num_experts=experts, num_ranks=ranks)
+            self._share_E = popularity(imbalance, self._shape, layer=self._layer, num_ranks=self._group.size)
 
     def begin_step(self, step: int) -> None:
         """Says which step is next: its number alone decides the draw."""
@@ -84,14 +89,18 @@ class ForcedRouter(nn.Module):
     def forward(self, x_TD: torch.Tensor, experts_TK: torch.Tensor | None = None) -> tuple[torch.Tensor, torch.Tensor]:
         """See `Router`."""
         if experts_TK is None:
-            experts_TK = torch.from_numpy(self._draw(x_TD.shape[0] * self._shape.top_k)).view(x_TD.shape[0], -1)
+            experts_TK = torch.from_numpy(self._draw(x_TD.shape[0]))
         return self.weight[experts_TK], experts_TK
 
-    def _draw(self, pairs: int) -> IntArray:
+    def _draw(self, tokens: int) -> IntArray:
+        """Distinct experts of each token, by systematic sampling: each expert with its probability."""
         generator = np.random.default_rng([self._step, self._layer, self._group.rank])
+        top_k = self._shape.top_k
         if self._share_E is None:
-            return generator.permutation(np.arange(pairs) % self._shape.experts)
-        return generator.choice(self._share_E.size, size=pairs, p=self._share_E)
+            return generator.permutation((np.arange(tokens * top_k) % self._shape.experts).reshape(tokens, top_k))
+        points_TK = generator.random(tokens)[:, None] + np.arange(top_k)
+        drawn_TK = np.searchsorted(np.cumsum(self._share_E) * top_k, points_TK, side="right")
+        return np.minimum(drawn_TK, self._shape.experts - 1).astype(np.int64)
 
 
 class Stack(nn.Module):

@@ -180,7 +180,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--relay", type=lambda text: text.split(","), default=["auto"], help="off,on,auto")
     parser.add_argument("--imbalance", type=float, default=0.7, help="of the start; up to the number of ranks less one")
     parser.add_argument("--layers", type=int, default=3)
-    parser.add_argument("--tokens", type=int, default=1024, help="of a rank")
+    parser.add_argument("--dim", type=int, default=512, help="width of a token")
+    parser.add_argument("--hidden-dim", type=int, default=1024, help="width inside an expert")
+    parser.add_argument("--tokens", type=int, default=512, help="of a rank")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--limit-seconds", type=float, default=600, help="after which it gives up")
     parser.add_argument("--measured-gates", action="store_true", help="leave out guests that do not pay as measured")
@@ -202,16 +204,21 @@ def main() -> None:
         return
     end_on_terminate()
     size = arguments.nodes * arguments.ranks_per_node
-    shape = Shape(layers=arguments.layers, experts=max(8, 2 * size), dim=256, hidden_dim=512, tokens=arguments.tokens)
+    shape = Shape(
+        experts=max(8, 2 * size),
+        **{name: getattr(arguments, name) for name in ("layers", "dim", "hidden_dim", "tokens")},
+    )
     with ExitStack() as stack:
         nodes = stack.enter_context(joined_nodes(arguments.nodes, megabits=arguments.megabits))
         task = {
             **{name: getattr(arguments, name) for name in ("ranks_per_node", "imbalance", "rounds", "measured_gates")},
-            "planner": stack.enter_context(serving_planner(nodes[0].prefix)),
+            "planner": None,
             "store": f"{nodes[0].address}:{STORE_PORT}",
             "cases": cases_of(arguments),
             "shape": asdict(shape),
         }
+        if "ahead" in arguments.plan_sources:
+            task["planner"] = stack.enter_context(serving_planner(nodes[0].prefix))
         prefixes = [nodes[rank // arguments.ranks_per_node].prefix for rank in range(size)]
         environment = {"GLOO_SOCKET_IFNAME": UPLINK, "OMP_NUM_THREADS": "1"}
         results = run_ranks(

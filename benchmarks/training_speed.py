@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
 from contextlib import ExitStack
@@ -44,6 +45,7 @@ def work(rank: int, task: dict[str, Any]) -> None:
     group = expert_parallel_group()
     plain, balanced = Run(SHAPE, group, None), Run(SHAPE, group, None)
     rows: list[dict[str, Any]] = []
+    best_balanced = math.inf
     for planner in (None, task["planner"]):
         options = guest_options(planner, measured_gates=task["measured_gates"])
         guests = Run(SHAPE, group, options)
@@ -56,6 +58,7 @@ def work(rank: int, task: dict[str, Any]) -> None:
             guest_seconds, balanced_seconds, plain_seconds = alternate(
                 runs, rounds=task["rounds"], first_step=first + 100, limit_seconds=task["row_seconds"]
             )
+            best_balanced = min(best_balanced, *balanced_seconds)
             rows.append(
                 {
                     "plan_source": "ahead" if planner else "inline",
@@ -74,7 +77,7 @@ def work(rank: int, task: dict[str, Any]) -> None:
             if rank == 0:
                 print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
         guests.close()
-    share = expert_seconds(balanced) / rows[0]["balanced_seconds"]
+    share = expert_seconds(balanced) / best_balanced  # the best of both: the ranks share the machine with others
     if rank == 0:
         Path(task["result"]).write_text(json.dumps({"rows": rows, "expert_share": share}))
 

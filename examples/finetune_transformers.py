@@ -59,7 +59,7 @@ def train(num_steps: int, planner: str | None, save: str | None, device: torch.d
     layers = parallelize(model, group)  # TAOT: each rank keeps its share of the experts
     shared = [each for name, each in model.named_parameters() if not name.startswith(tuple(layers))]
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    agent = Agent(model, AgentOptions(planner_address=planner))  # TAOT
+    agent = Agent(model, AgentOptions(planner_address=planner, measured_gates=device.type != "cpu"))  # TAOT
     source = Path(sysconfig.get_paths()["stdlib"]) / "argparse.py"
     text = torch.frombuffer(bytearray(source.read_bytes()), dtype=torch.uint8).long()
 

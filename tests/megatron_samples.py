@@ -209,7 +209,11 @@ def train_with_agent(
     before = list(model.state_dict())
     assert parallelize(model, group) == [f"layers.{index}" for index in range(sample.num_layers)]
     assert list(model.state_dict()) == before
-    agent = Agent(model, AgentOptions(plan_source="inline", ranks_per_node=1, debug=True), groups=agent_groups)
+    agent = Agent(
+        model,
+        AgentOptions(plan_source="inline", ranks_per_node=1, measured_gates=False, debug=True),
+        groups=agent_groups,
+    )
     optimizer = torch.optim.SGD(model.parameters(), lr=sample.learning_rate)
     counts = model.layers[0].parallel_experts.group.counts
     rank = model.layers[0].parallel_experts.group.rank

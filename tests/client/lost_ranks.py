@@ -18,9 +18,9 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from link_samples import eventually
-from tiny_moe import TinyConfig, TinyMoE, batch, loss_of
+from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
-from taot_client import Agent, AgentOptions, ExpertParallelGroup, expert_parallel_group, token_layout
+from taot_client import Agent, ExpertParallelGroup, expert_parallel_group, token_layout
 from taot_planning import warm_up
 
 RANKS = 3
@@ -30,7 +30,7 @@ VICTIM = 1
 LOST_IN_STEP = 3
 # The rank that will be lost is at home of the hot experts: all others wait for weights from it.
 CONFIG = TinyConfig(num_layers=2, home_E=(1, 1, 0, 2, 0, 2, 0, 2), tokens_by_rank=(40, 40, 40))
-OPTIONS = AgentOptions(ranks_per_node=1, transfer_timeout=timedelta(seconds=2), plan_source="inline")
+OPTIONS = tiny_options(ranks_per_node=1, transfer_timeout=timedelta(seconds=2), plan_source="inline")
 
 
 def say(text: object) -> None:

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from rank_threads import run_ranks
-from tiny_moe import SkewedRouter, TinyConfig, batch, loss_of
+from tiny_moe import SkewedRouter, TinyConfig, batch, loss_of, tiny_options
 from torch import nn
 
-from taot_client import Agent, AgentOptions
+from taot_client import Agent
 from taot_client.home_experts import FusedExperts
 from taot_client.parallel_experts import ParallelExperts
 
@@ -51,7 +51,7 @@ def test_the_layer_of_the_page_is_trained_with_guests():
 
     def body(rank):
         layer = names["MyLayer"](SkewedRouter(config, 0).double(), BiasedExperts(4, config), rank.group)
-        agent = Agent(layer, AgentOptions(ranks_per_node=1), groups=rank.agent_groups)
+        agent = Agent(layer, tiny_options(ranks_per_node=1), groups=rank.agent_groups)
         agent.begin_step()
         loss_of(layer(batch(config, step=0, rank=rank.group.rank))).backward()
         summary = agent.end_step()
@@ -71,6 +71,6 @@ def test_the_layer_of_the_page_without_its_bias_is_refused():
     def body(rank):
         layer = names["MyLayer"](SkewedRouter(config, 0).double(), BiasedExperts(4, config), rank.group)
         with pytest.raises(ValueError, match="computes something else than the framework does at home"):
-            Agent(layer, AgentOptions(ranks_per_node=1), groups=rank.agent_groups)
+            Agent(layer, tiny_options(ranks_per_node=1), groups=rank.agent_groups)
 
     run_ranks(2, body)

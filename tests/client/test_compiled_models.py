@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 import torch
 from rank_threads import Rank, run_ranks
-from tiny_moe import TinyConfig, batch, loss_of
+from tiny_moe import TinyConfig, batch, loss_of, tiny_options
 from torch import nn
 
-from taot_client import Agent, AgentOptions, ExpertParallelMoE
+from taot_client import Agent, ExpertParallelMoE
 
 RANKS = 2
 STEPS = 3
@@ -82,7 +82,7 @@ def train(
 ) -> tuple[list[float], dict[str, torch.Tensor], int]:
     """Losses, parameters at the end, and guests moved."""
     model = prepare(Blocks(rank), backend)
-    agent = Agent(model, AgentOptions(ranks_per_node=1, debug=True), groups=rank.agent_groups) if is_balanced else None
+    agent = Agent(model, tiny_options(ranks_per_node=1, debug=True), groups=rank.agent_groups) if is_balanced else None
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-4)
     losses, num_moved = [], 0
     for step in range(STEPS):

@@ -14,6 +14,7 @@ from tiny_moe import (
     loss_of,
     named_gradients,
     sum_shared_gradients,
+    tiny_options,
     train_dense,
 )
 from torch import optim
@@ -55,7 +56,7 @@ def train(rank: Rank, agent_options: AgentOptions) -> History:
 @pytest.mark.parametrize("plan_source", ["ahead", "inline"])
 @pytest.mark.parametrize("groups", [((0, 1), (2, 3)), ((0, 2), (3, 1))], ids=str)
 def test_replicated_groups_train_as_one_dense_model(planner, groups, plan_source):
-    agent_options = AgentOptions(
+    agent_options = tiny_options(
         planner_address=planner.address if plan_source == "ahead" else None,
         training_job=f"replicas-{plan_source}-{groups[0][1]}",
         ranks_per_node=1,

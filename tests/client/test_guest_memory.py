@@ -10,7 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from rank_threads import Rank, run_ranks
-from tiny_moe import TinyConfig, TinyMoE, batch, loss_of
+from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
 from taot_client import Agent, AgentOptions
 
@@ -19,7 +19,7 @@ CONFIG = TinyConfig(num_layers=5, hidden_dim_by_layer=(20, 9, 33, 14, 6), tokens
 
 
 def options(**changes) -> AgentOptions:
-    return AgentOptions(**{"ranks_per_node": 1, "plan_source": "inline", **changes})
+    return tiny_options(**{"ranks_per_node": 1, "plan_source": "inline", **changes})
 
 
 def storages() -> dict[int, int]:

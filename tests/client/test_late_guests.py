@@ -9,9 +9,9 @@ import pytest
 from link_samples import eventually
 from plans_awaited import await_plan
 from rank_threads import Rank, run_ranks
-from tiny_moe import FixedRouter, TinyConfig, TinyMoE, batch, loss_of
+from tiny_moe import FixedRouter, TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
-from taot_client import Agent, AgentOptions, StepSummary, guest_supply
+from taot_client import Agent, StepSummary, guest_supply
 from taot_client.slot_table import SlotTable
 
 RANKS = 4
@@ -30,7 +30,7 @@ def test_a_rank_whose_guests_never_become_ready_is_told_once_by_all_ranks(planne
         "ready_bits",
         lambda self, **now: 0 if self._route.rank == DEAF_RANK else real(self, **now),
     )
-    agent_options = AgentOptions(
+    agent_options = tiny_options(
         ranks_per_node=2, planner_address=planner.address, group="never-ready", recent_reports=0
     )
 

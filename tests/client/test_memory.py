@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 from rank_threads import Rank, run_ranks
-from tiny_moe import TinyConfig, TinyMoE, batch, loss_of
+from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
-from taot_client import Agent, AgentOptions
+from taot_client import Agent
 from taot_client.layer_pass import LayerPass
 from taot_client.shipment import Shipment
 
@@ -48,7 +48,7 @@ def whole_step(agent: Agent, model: TinyMoE, rank: Rank, step: int) -> int:
 def test_two_thousand_steps_leave_no_memory_behind():
     def body(rank: Rank) -> tuple[int, list[dict[str, int]], list[int]]:
         model = TinyMoE(CONFIG, rank.group)
-        agent = Agent(model, AgentOptions(ranks_per_node=1), groups=rank.agent_groups)
+        agent = Agent(model, tiny_options(ranks_per_node=1), groups=rank.agent_groups)
         num_moved, alive, resident = 0, [], []
         for step in range(2001):
             num_moved += whole_step(agent, model, rank, step)
@@ -72,7 +72,7 @@ def test_two_thousand_steps_leave_no_memory_behind():
 def test_a_hundred_forwards_without_backward_are_forgotten_with_their_step(is_training):
     def body(rank: Rank) -> list[dict[str, int]]:
         model = TinyMoE(CONFIG, rank.group)
-        agent = Agent(model, AgentOptions(ranks_per_node=1), groups=rank.agent_groups)
+        agent = Agent(model, tiny_options(ranks_per_node=1), groups=rank.agent_groups)
         alive = []
         for repetition in range(2):
             agent.begin_step()

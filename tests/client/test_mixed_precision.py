@@ -7,7 +7,7 @@ from functools import partial
 import pytest
 import torch
 from rank_threads import Rank, run_ranks
-from tiny_moe import DenseMoE, FixedRouter, TinyConfig, TinyMoE, batch, loss_of
+from tiny_moe import DenseMoE, FixedRouter, TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
 from taot_client import Agent, AgentOptions
 
@@ -76,7 +76,7 @@ def fp32_reference() -> dict[str, torch.Tensor]:
 @pytest.mark.slow
 def test_no_expert_is_more_than_twice_as_far_from_fp32_as_without_guests():
     want, errors = fp32_reference(), []
-    for each in (None, AgentOptions(ranks_per_node=2, debug=True)):
+    for each in (None, tiny_options(ranks_per_node=2, debug=True)):
         by_rank = run_ranks(RANKS, lambda rank, each=each: gradients(rank, each))
         got = {name: value for named, _ in by_rank for name, value in named.items()}
         errors.append({name: (got[name] - expected).norm() / expected.norm() for name, expected in want.items()})

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from rank_threads import Rank, run_ranks
-from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, sum_shared_gradients
+from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, sum_shared_gradients, tiny_options
 
 from taot_client import Agent, AgentOptions
 
@@ -67,7 +67,7 @@ def train(rank: Rank, config: TinyConfig, agent_options: AgentOptions | None, **
 
 
 def both(config: TinyConfig, **optimizer_options) -> tuple[list[Run], list[Run]]:
-    agent_options = AgentOptions(ranks_per_node=2, debug=True)
+    agent_options = tiny_options(ranks_per_node=2, debug=True)
     static, got = (
         run_ranks(RANKS, lambda rank, each=each: train(rank, config, each, **optimizer_options))
         for each in (None, agent_options)

@@ -13,7 +13,18 @@ import numpy as np
 import pytest
 import torch
 from rank_threads import Rank, run_ranks
-from tiny_moe import FixedRouter, TinyConfig, TinyMoE, assert_same_gradients, batch, loss_of, merged, train, train_dense
+from tiny_moe import (
+    FixedRouter,
+    TinyConfig,
+    TinyMoE,
+    assert_same_gradients,
+    batch,
+    loss_of,
+    merged,
+    tiny_options,
+    train,
+    train_dense,
+)
 
 from taot_client import Agent, AgentOptions, gloo_mover, layer_agent
 from taot_client.agent_state import AgentState
@@ -32,7 +43,7 @@ CONFIG = TinyConfig(num_layers=2, top_k=1, router_of=HOT, tokens_by_rank=(60,) *
 
 
 def options(**changes) -> AgentOptions:
-    return AgentOptions(**{"ranks_per_node": 2, "debug": True, "plan_source": "inline", "tolerance": 0.01, **changes})
+    return tiny_options(**{"ranks_per_node": 2, "debug": True, "plan_source": "inline", "tolerance": 0.01, **changes})
 
 
 @pytest.fixture
@@ -145,7 +156,7 @@ def sent_bytes(rank: Rank, relay: str, *, num_micro_batches: int = 1) -> tuple[i
     for index in range(num_micro_batches):
         loss_of(model(batch(config, step=0, rank=rank.group.rank, micro_batch=index))).backward()
     agent.end_step()
-    measured = agent._agent.state.measured()
+    measured = agent._agent.state.measured(computed_tokens=0)
     agent.close()
     buffer_bytes = agent._agent.state.layers[0].route.layout.buffer_bytes
     return measured.intra_node_sent_bytes, measured.inter_node_sent_bytes, buffer_bytes

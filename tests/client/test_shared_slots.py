@@ -21,6 +21,7 @@ from tiny_moe import (
     merged,
     named_gradients,
     sum_shared_gradients,
+    tiny_options,
     train,
     train_dense,
 )
@@ -40,7 +41,7 @@ CONFIG = TinyConfig(num_layers=5, hidden_dim_by_layer=(20, 9, 33, 14, 6))
 
 
 def options(**changes) -> AgentOptions:
-    return AgentOptions(
+    return tiny_options(
         **{"ranks_per_node": 2, "debug": True, "plan_source": "inline", "slot_residency": "shared", **changes}
     )
 
@@ -289,7 +290,7 @@ def test_slots_in_which_guests_compute_cannot_be_taken():
         forward(model, rank, 0)
         last, before = layers[4], layers[2]
         last.supply.weights(last.pins.find(0))  # as the exit does, ahead of the guests' backward
-        with pytest.raises(AssertionError, match=r"layer 2 takes slots in which guests of .*layer=4"):
+        with pytest.raises(AssertionError, match=r"layer 2 takes slots in which guests of .*layer 4"):
             before.supply.recall(before.pins.find(0))
         agent.close()
 

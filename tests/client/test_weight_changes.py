@@ -9,7 +9,7 @@ import pytest
 import torch
 from plans_awaited import await_plan
 from rank_threads import Rank, run_ranks
-from tiny_moe import DenseMoE, TinyConfig, TinyMoE, batch, loss_of
+from tiny_moe import DenseMoE, TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
 from taot_client import Agent, AgentOptions, StepSummary
 from taot_client.weight_changes import WeightChanges
@@ -22,7 +22,7 @@ FACTOR = 1.5
 
 
 def options(**changes) -> AgentOptions:
-    return AgentOptions(**{"ranks_per_node": 2, "plan_source": "inline", **changes})
+    return tiny_options(**{"ranks_per_node": 2, "plan_source": "inline", **changes})
 
 
 def forward(model: TinyMoE, rank: Rank, index: int) -> torch.Tensor:

@@ -146,7 +146,9 @@ class MainGradients:
     def run_rank(cls, rank: Rank) -> History:
         model = cls.wrapped(samples.groups_of(rank.group.tokens, samples.alone()))
         assert parallelize(model, rank.group) == ["module.layers.0"]
-        agent = Agent(model, AgentOptions(plan_source="inline", ranks_per_node=1), groups=rank.agent_groups)
+        agent = Agent(
+            model, AgentOptions(plan_source="inline", ranks_per_node=1, measured_gates=False), groups=rank.agent_groups
+        )
         agent.begin_step()
         gradients = cls.run(model, ranks=[rank.group.rank])
         summary = agent.end_step()

@@ -31,7 +31,9 @@ RANKS, STEPS = 2, 3
 
 
 def options(**changes) -> AgentOptions:
-    return AgentOptions(**{"ranks_per_node": 1, "debug": True, "plan_source": "inline", **changes})
+    return AgentOptions(
+        **{"ranks_per_node": 1, "debug": True, "plan_source": "inline", "measured_gates": False, **changes}
+    )
 
 
 def check_against_whole_layers(config: BlocksConfig, *, tolerance: float, **arguments) -> None:
