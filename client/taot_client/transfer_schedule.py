@@ -8,7 +8,7 @@ expert first crosses to one rank of each remote node, which then passes it on to
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,11 +16,10 @@ from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
-class Move:
-    """One expert on its way to a guest slot; gradients take the same way back."""
+class Move(NamedTuple):
+    """One expert on its way to a guest slot; gradients take the same way back. Moves sort as all ranks post them."""
 
-    stage: int = 0
+    stage: int
     """0 from its home, 1 from a rank of the guest's own node that passes it on."""
 
     round: int
@@ -87,7 +86,9 @@ def schedule_moves(
         stage = int(source != home)
         moves.append(Move(stage=stage, round=met, source=source, rank=rank, slot=slot, expert=expert, home=home))
     passed_on = {(move.source, move.expert) for move in moves if move.stage}
-    return sorted(replace(move, is_relay=(move.rank, move.expert) in passed_on) for move in moves)
+    if passed_on:
+        moves = [move._replace(is_relay=(move.rank, move.expert) in passed_on) for move in moves]
+    return sorted(moves)
 
 
 def gradient_order(moves: Sequence[Move]) -> list[Move]:

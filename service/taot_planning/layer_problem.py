@@ -80,8 +80,8 @@ class LayerProblem:
     """The ranks and what a move between two of them costs."""
 
     resident_RK: IntArray | None = None
-    """Experts whose present weights each rank holds as guests already, -1 where none: these guests are free.
-    Shape: [ranks, any number]."""
+    """Experts whose present weights each rank holds as guests already, -1 where none: these guests are free. A table
+    with nobody in it becomes None. Shape: [ranks, any number]."""
 
     recent_tokens_NE: IntArray | None = None
     """Tokens of each expert in recent micro-batches, newest first, `counts_RE` not among them: the placement is for the
@@ -129,6 +129,8 @@ class LayerProblem:
                 )
             if resident_RK.min(initial=0) < -1 or resident_RK.max(initial=0) >= self.num_experts:
                 raise ValueError(f"resident guests must be experts below {self.num_experts}, or -1")
+            if resident_RK.max(initial=-1) < 0:  # nobody: plans need not ask who is there
+                object.__setattr__(self, "resident_RK", None)
         if self.recent_tokens_NE is not None:
             recent_NE = frozen_ints(self.recent_tokens_NE, name="recent tokens", num_axes=2)
             object.__setattr__(self, "recent_tokens_NE", recent_NE)

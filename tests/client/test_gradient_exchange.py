@@ -64,7 +64,7 @@ def test_gradients_come_home_in_the_order_of_guest_rank_and_slot(is_labelled: bo
     ]
 
 
-ONE_GUEST = [Move(round=0, home=0, source=0, rank=1, slot=1, expert=0)]
+ONE_GUEST = [Move(stage=0, round=0, home=0, source=0, rank=1, slot=1, expert=0)]
 """Rank 1 hosts expert 0 of rank 0."""
 
 EXACTLY_ONE = "Every forward needs exactly one backward, through the layer's output"

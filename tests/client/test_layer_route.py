@@ -151,7 +151,7 @@ def test_an_unlabelled_route_checks_nothing_and_reads_nothing() -> None:
 
 @pytest.mark.parametrize(("kind", "sender"), [("weights", 2), ("gradient", 5)])
 def test_both_ends_of_a_transfer_meet(kind: str, sender: int) -> None:
-    move = Move(round=0, home=2, source=2, rank=5, slot=1, expert=7)
+    move = Move(stage=0, round=0, home=2, source=2, rank=5, slot=1, expert=7)
     receiver = 7 - sender
     buffer = ROUTE.new_buffer()
     sending, receiving = (getattr(replace(ROUTE, rank=rank), kind)(move, buffer, step=6) for rank in (sender, receiver))

@@ -69,7 +69,7 @@ def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> Layer
         return _explain(static.plan(problem, options), Gate.WITHIN_TOLERANCE)
     budget = BUDGETS[options.effort]
     considered: list[Considered] = []
-    if problem.resident_RK is not None and (problem.resident_RK >= 0).any():
+    if problem.resident_RK is not None:
         kept = plan_from_guests(problem, _resident_guests(problem, problem.resident_RK))
         considered.append(Considered(name="resident guests alone", plan=kept))
         if is_within(kept.loads_R(problem), target, problem.topology):
