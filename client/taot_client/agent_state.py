@@ -27,7 +27,7 @@ from taot_client.step_summary import StepSummary, StepTally
 from taot_client.trace_recorder import TraceFile
 from taot_client.transfer_schedule import Move
 from taot_client.weight_changes import WeightChanges
-from taot_planning import LayerProblem, imbalance, rank_loads
+from taot_planning import LayerProblem, imbalance
 from taot_planning.arrays import IntArray
 
 if TYPE_CHECKING:
@@ -160,12 +160,11 @@ class AgentState:
         times_us = round(clock.exposed_seconds * 1e6), round(clock.flight_seconds * 1e6)
         return Measured(*times_us, intra, inter, computed_tokens)
 
-    def note_pass(self, layer: LayerAgent, layer_pass: LayerPass, problem: LayerProblem) -> None:
-        """Notes a pass through a layer; the leader reports the micro-batch once its last layer has run."""
+    def note_pass(self, layer: LayerAgent, layer_pass: LayerPass, problem: LayerProblem, *, static_R: IntArray) -> None:
+        """Notes a pass, whose loads would be `static_R` without guests; the leader reports complete micro-batches."""
         index = layer.route.layer
         computed_R = np.array([each.computed_tokens for each in layer_pass.gathered.measured_R])
         self._settle(index, computed_R)
-        static_R = rank_loads(problem.counts_RE, problem.home_E)
         if self.mode is StepMode.OBSERVE:
             would_be_R = layer.would_be_loads(problem)
             self._add_pass(index, static_R, would_be_R, would_be_R)

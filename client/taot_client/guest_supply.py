@@ -125,8 +125,11 @@ class GuestSupply:
             self._state.note_fallback("not_arrived")
         return np.where(ready_RK, self.resident_RK, EMPTY_SLOT)
 
-    def ready_bits(self) -> int:
-        """One bit per slot of this rank that holds weights of this epoch. Never blocks."""
+    def ready_bits(self, *, patience_seconds: float = 0.0) -> int:
+        """One bit per slot of this rank that holds weights of this epoch, after waiting for those on their way."""
+        if patience_seconds:
+            with self._clock.exposed():
+                self.slots.be_patient(patience_seconds=patience_seconds)
         return self.slots.ready_bits(weight_epoch=self._state.weight_epoch)
 
     def recall(self, layer_pass: LayerPass) -> None:

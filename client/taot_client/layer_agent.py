@@ -12,7 +12,7 @@ import torch
 from taot_client.agent_state import AgentState
 from taot_client.coordinator import PlainCoordinator
 from taot_client.counts_gather import CallSite, GatheredCounts, count_choices, gather_counts
-from taot_client.gain import without_vain_guests
+from taot_client.gain import TRAINING_PER_FORWARD, without_vain_guests
 from taot_client.guest_gradients import GradientExchange, enter_guests, exit_guests
 from taot_client.guest_supply import GuestSupply
 from taot_client.home_experts import Weights
@@ -25,7 +25,7 @@ from taot_client.pinned_passes import PinnedPasses
 from taot_client.step_record import StepMode
 from taot_client.token_layout import lay_out_tokens
 from taot_client.transfer_schedule import schedule_moves
-from taot_planning import EMPTY_SLOT, LayerProblem, plan_from_guests, plan_layer
+from taot_planning import EMPTY_SLOT, LayerProblem, plan_from_guests, plan_layer, rank_loads
 from taot_planning.arrays import IntArray
 
 
@@ -52,6 +52,7 @@ class LayerAgent:
         self._plain = PlainCoordinator(parallel.group, parallel.home_E)
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
         self._gates = LayerGates(parallel.experts, self._collect)
+        self._surplus_tokens = 0.0
 
     def check_unchanged(self) -> None:
         """Checks that the weights are still laid out as at start.
@@ -174,7 +175,7 @@ class LayerAgent:
             self._parallel.group,
             local,
             site=site,
-            ready_bits=self.supply.ready_bits(),
+            ready_bits=self.supply.ready_bits(patience_seconds=self._patience_seconds()),
             weight_changes=state.weight_changes.num_announced,
             measured=state.measured(computed_tokens=self.meter.computed_tokens),
         )
@@ -187,6 +188,8 @@ class LayerAgent:
             topology=state.timed_topology,
             resident_RK=self.supply.resident_RK,
         )
+        static_R = rank_loads(problem.counts_RE, self._home_E)
+        self._surplus_tokens = float(static_R.max() - static_R.mean())
         plan = plan_from_guests(problem, self._place(site, gathered, problem))
         layout = lay_out_tokens(
             rank=rank,
@@ -204,8 +207,18 @@ class LayerAgent:
             exchange=self._make_exchange(site, plan.guests_RK),
             slots=np.flatnonzero(plan.guests_RK[rank] != EMPTY_SLOT).tolist(),
         )
-        state.note_pass(self, layer_pass, problem)
+        state.note_pass(self, layer_pass, problem, static_R=static_R)
         return layer_pass
+
+    def _patience_seconds(self) -> float:
+        """How long this rank waits for planned guests that are late: they cannot save more than what is above the mean.
+
+        A matter of this rank alone, by its own clock: all ranks hear of what has arrived.
+        """
+        if self._state.mode is not StepMode.PLAN:
+            return 0.0
+        surplus_us = self._surplus_tokens * self.meter.token_microseconds() * TRAINING_PER_FORWARD
+        return min(surplus_us * 1e-6, self._state.transfer_timeout_seconds)
 
     def _place(self, site: CallSite, gathered: GatheredCounts, problem: LayerProblem) -> IntArray:
         """The guests that this pass may use, decided from what all ranks have gathered."""

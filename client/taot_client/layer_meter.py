@@ -52,6 +52,11 @@ class LayerMeter:
         """Time and tokens of the experts' forwards so far. Never waits."""
         return self._computing.total()
 
+    def token_microseconds(self) -> float:
+        """Time of one token in one expert so far, forward; 0 before the first. Never waits."""
+        timed = self._computing.total()
+        return timed.microseconds / timed.tokens if timed.tokens else 0.0
+
     def exposed_us(self) -> int:
         """Microseconds that training stood still for guests of this layer so far. Never waits."""
         return self._waiting.total().microseconds

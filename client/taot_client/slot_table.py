@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
@@ -10,6 +11,8 @@ import torch
 
 from taot_client.layer_route import LayerRoute
 from taot_client.shipment import Shipment
+
+_POLL_SECONDS = 1e-4
 
 
 class SlotState(Enum):
@@ -72,6 +75,17 @@ class SlotTable:
             if slot.state in (SlotState.READY, SlotState.IN_USE) and slot.weight_epoch == weight_epoch:
                 bits |= 1 << index
         return bits
+
+    def be_patient(self, *, patience_seconds: float) -> None:
+        """Waits for the weights on their way to any slot, but no longer than this. Never raises."""
+        deadline = time.monotonic() + patience_seconds
+        # Asked again and again, since waiting for an arrival means something else on every device.
+        while any(self._is_awaited(slot) for slot in self.slots) and time.monotonic() < deadline:
+            time.sleep(_POLL_SECONDS)
+
+    def _is_awaited(self, slot: Slot) -> bool:
+        self._settle(slot)
+        return slot.state is SlotState.RECEIVING
 
     def await_arrival(self, index: int, *, timeout_seconds: float) -> None:
         """Waits for the weights on their way to a slot, if they still are.

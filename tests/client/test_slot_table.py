@@ -303,3 +303,18 @@ def test_a_slot_may_be_filled_again_with_the_same_weights_between_a_forward_and_
     output.sum().backward()
     assert x.grad is not None
     assert torch.equal(x.grad[0], FUSED[0][1].sum(dim=1))
+
+
+def test_patience_ends_with_the_arrival_or_with_its_time() -> None:
+    table = make_table()
+    assert table.ready_bits(weight_epoch=0) == 0
+    table.be_patient(patience_seconds=60.0)  # nothing is on its way
+    slot, arrival = table.begin_receive(0, expert=1, weight_epoch=0), Arrival()
+    move = Move(stage=0, round=0, home=1, source=1, rank=ROUTE.rank, slot=0, expert=1)
+    slot.shipment = ROUTE.weights(move, slot.buffer, step=0)
+    slot.shipment.completion = arrival
+    table.be_patient(patience_seconds=0.01)
+    assert slot.state is SlotState.RECEIVING
+    threading.Timer(0.05, arrival.ended.set).start()
+    table.be_patient(patience_seconds=60.0)
+    assert slot.state is SlotState.READY
