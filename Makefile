@@ -33,7 +33,7 @@ demo: $(STAMP)  ## Train a small mixture of experts twice, without and with the 
 check: lint types unit  ## Lint, types and the quick tests
 
 test: lint types  ## Everything: lint, types and all tests
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-gpu: $(STAMP)  ## What needs a GPU: solver, streams and gloo by way of the host on one, NCCL on two or more
 	$(BIN)/python -m pytest -m gpu tests/gpu

@@ -115,15 +115,17 @@ class ActiveAgent:
         state = self.state
         logger.log(
             logging.INFO if state.leader is not None else logging.DEBUG,
-            "%d ranks, %d layers, %d sets of %d %s guest slots, %.1f MB (%d bytes) of guest memory a rank,"
-            " plans %s, planner %s",
+            "%d ranks, %d layers of %s experts, %d sets of %d %s guest slots, %.1f MB (%d bytes) of guest memory a"
+            " rank, %s plans %s, planner %s",
             state.group.size,
             len(state.layers),
+            "/".join(map(str, sorted({layer.num_experts for _, layer in self._layers}))),
             memory.num_sets,
             state.options.num_slots,
             state.options.slot_residency,
             memory.num_bytes / 1e6,
             memory.num_bytes,
+            state.options.algorithm,
             state.options.effective_plan_source,
             state.options.planner_address or "none",
         )

@@ -34,11 +34,11 @@ def measured_gain_us(*, saved_tokens: int, token_picoseconds: int, exposed_us: i
     return saved_tokens * token_picoseconds * TRAINING_PER_FORWARD // 10**6 - exposed_us
 
 
-def without_vain_guests(problem: LayerProblem, guests_RK: IntArray) -> IntArray:
+def without_vain_guests(problem: LayerProblem, guests_RK: IntArray, *, num_journeys: int) -> IntArray:
     """The guests, or none where training is not expected to gain more than it waits for them. Shape: [ranks, slots].
 
-    Guests save time in forward and backward, and are waited for once. Where rates are unknown nothing is predicted, and
-    the guests stay.
+    Guests save time in forward and backward, and are waited for on each of their journeys in a pass. Where rates are
+    unknown nothing is predicted, and the guests stay.
     """
     if problem.rates is None or not (guests_RK != EMPTY_SLOT).any():
         return guests_RK
@@ -51,7 +51,7 @@ def without_vain_guests(problem: LayerProblem, guests_RK: IntArray) -> IntArray:
     without = predict_seconds(problem, no_moves, static_R, np.zeros_like(static_R))
     if seconds is None or there is None or without is None:
         return guests_RK
-    is_vain = TRAINING_PER_FORWARD * (without - there) <= seconds - there
+    is_vain = TRAINING_PER_FORWARD * (without - there) <= num_journeys * (seconds - there)
     return nothing_RK if is_vain else guests_RK
 
 

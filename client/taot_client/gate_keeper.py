@@ -106,14 +106,18 @@ class GateKeeper:
         ]
 
     def _gain_us(self, layer: int, outcome: LayerOutcome, new: StepMeasured) -> int | None:
-        """The measured gain of a layer in the step; None without guests or before its compute rate is known."""
+        """The measured gain of a layer in the step; None before its compute rate is known, or where nothing was tried.
+
+        Guests that came too late to be used may have been waited for all the same.
+        """
         picoseconds = self._compute_L[layer].value
-        if not outcome.used_guests or not picoseconds:
+        exposed_us = int(new.exposed_us_RL[:, layer].max())
+        if not picoseconds or not (outcome.used_guests or exposed_us):
             return None
         return measured_gain_us(
             saved_tokens=outcome.saved_tokens,
             token_picoseconds=picoseconds,
-            exposed_us=int(new.exposed_us_RL[:, layer].max()),
+            exposed_us=exposed_us,
         )
 
     def _turn(self, layer: int, gain_us: int | None, *, next_step: int) -> None:

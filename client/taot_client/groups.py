@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 
+from taot_client.device import is_gloo
 from taot_client.environment import INTERFACE_VARIABLE, gloo_interfaces
 
 
@@ -83,7 +84,7 @@ def agent_groups(group: ExpertParallelGroup, *, device: torch.device, timeout: t
     Raises:
         ValueError: if NCCL groups cannot be created, see `_nccl_group`.
     """
-    make = _nccl_group if device.type == "cuda" and group.tokens.name() != "gloo" else _gloo_group
+    make = _nccl_group if device.type == "cuda" and not is_gloo(group.tokens) else _gloo_group
     return AgentGroups(
         control=_gloo_group(group.tokens, timeout=timeout),
         weights=make(group.tokens, timeout=timeout),

@@ -11,7 +11,7 @@ import torch
 
 from taot_client.agent_state import AgentState
 from taot_client.coordinator import PlainCoordinator
-from taot_client.counts_gather import CallSite, GatheredCounts, count_choices, gather_counts
+from taot_client.counts_gather import NO_STEP, CallSite, GatheredCounts, count_choices, gather_counts
 from taot_client.gain import TRAINING_PER_FORWARD, without_vain_guests
 from taot_client.guest_gradients import GradientExchange, enter_guests, exit_guests
 from taot_client.guest_supply import GuestSupply
@@ -120,6 +120,8 @@ class LayerAgent:
 
     def guests(self, layer_pass: LayerPass, x_guest: torch.Tensor) -> tuple[torch.Tensor, list[Weights]]:
         """Waits for the guests of a pass and hands out their weights."""
+        if layer_pass.site.step == NO_STEP:  # outside training, where gradients may be wanted all the same
+            return x_guest, []
         weights = self.supply.weights(layer_pass)
         if not torch.is_grad_enabled():
             return x_guest, weights
@@ -240,7 +242,8 @@ class LayerAgent:
                 # Rates are for the gate alone: it counts what backward gains, which the planner cannot know.
                 rates = self._state.record.gates.rates(self.route.layer, expert_size_bytes=self.route.layout.size_bytes)
                 timed = problem if rates is None else replace(problem, rates=rates)
-                self.supply.bring(without_vain_guests(timed, wanted_RK))
+                num_journeys = 1 if self.supply.holds_for_backward else 2
+                self.supply.bring(without_vain_guests(timed, wanted_RK, num_journeys=num_journeys))
             return self.supply.resident_RK
         return self.supply.no_guests()
 

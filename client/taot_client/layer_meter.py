@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -11,6 +12,9 @@ import torch
 from taot_client.device import make_stopwatch
 from taot_client.shipment import TransferClock
 from taot_client.stopwatch import Timed
+
+_RECENT_STEPS = 16
+"""Steps of which the fastest tells the time of a token: others were warming up, or shared the device."""
 
 
 class LayerMeter:
@@ -22,12 +26,18 @@ class LayerMeter:
         self._computing = make_stopwatch(device)
         self._waiting = make_stopwatch(device)
         self._began = 0.0
+        self._computed = self._computing.total()
+        self._token_us: deque[float] = deque(maxlen=_RECENT_STEPS)
         self.computed_tokens = 0
         self.reach_seconds = 0.0
 
     def begin_step(self) -> None:
         """Notes that the layer's guests of a new step have been sent for."""
         self._began, self.reach_seconds = time.monotonic(), 0.0
+        now, before = self._computing.total(), self._computed
+        self._computed = now
+        if now.tokens > before.tokens:
+            self._token_us.append((now.microseconds - before.microseconds) / (now.tokens - before.tokens))
 
     def reach(self) -> None:
         """Notes that a pass begins; `reach_seconds` is how long after `begin_step` the first of the step did."""
@@ -53,9 +63,8 @@ class LayerMeter:
         return self._computing.total()
 
     def token_microseconds(self) -> float:
-        """Time of one token in one expert so far, forward; 0 before the first. Never waits."""
-        timed = self._computing.total()
-        return timed.microseconds / timed.tokens if timed.tokens else 0.0
+        """Time of one token in one expert, forward, in the fastest of the last steps; 0 before the first has ended."""
+        return min(self._token_us, default=0.0)
 
     def exposed_us(self) -> int:
         """Microseconds that training stood still for guests of this layer so far. Never waits."""

@@ -101,7 +101,7 @@ class AgentOptions:
 
     transfer_timeout: timedelta = timedelta(seconds=8)
     """How long a rank waits for guest weights or gradients once its peers are known to have reached the layer.
-    On CUDA the host does not wait: there `group_timeout` bounds a transfer."""
+    With NCCL the host does not wait: there `group_timeout` bounds a transfer."""
 
     group_timeout: timedelta = timedelta(minutes=10)
     """Timeout of the process groups that the agent creates."""

@@ -193,7 +193,8 @@ class ParallelExperts:
         if guest_weights:
             with self.coordinator.computing(x_guest.shape[0]):
                 computed = expert_outputs(self.experts, x_guest.split(guest_tokens), guest_weights)
-        outputs += self.coordinator.leave_guests(layer_pass, computed)
+        with _disable_current_modes():
+            outputs += self.coordinator.leave_guests(layer_pass, computed)
         # One dtype on all ranks, whatever autocast made of the experts: rows are exchanged next.
         return _ungroup(torch.cat(outputs).to(received_ND.dtype), group_order)
 

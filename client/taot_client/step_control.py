@@ -66,7 +66,9 @@ class StepControl:
 
     def gather(self, values_N: IntArray) -> IntArray:
         """Gathers what every rank has measured. Shape: [ranks, numbers]."""
-        rows_RN: IntArray = all_gather_host(self._control, torch.from_numpy(values_N), size=self._group.size).numpy()
+        with peers_named("the end of a step"):
+            rows = all_gather_host(self._control, torch.from_numpy(values_N), size=self._group.size)
+        rows_RN: IntArray = rows.numpy()
         return rows_RN
 
     def share_answer(self, guests_RK: IntArray | None) -> IntArray | None:

@@ -42,14 +42,20 @@ def test_guests_stay_where_training_gets_shorter_and_where_nothing_is_known() ->
     # after 2.9 s, of which 2.9 s are waited for: its rank has nothing else to compute.
     slow = problem(expert_size_bytes=SECOND * 29 // 10)
     for kept in (problem(), slow, problem(rates=False), problem(expert_size_bytes=0)):
-        assert without_vain_guests(kept, GUESTS_RK).tolist() == GUESTS_RK.tolist()
+        assert without_vain_guests(kept, GUESTS_RK, num_journeys=1).tolist() == GUESTS_RK.tolist()
     unknown = replace(problem(), topology=two_level_topology(num_ranks=4, ranks_per_node=2, slots=1, inter_cost=3))
-    assert without_vain_guests(unknown, GUESTS_RK).tolist() == GUESTS_RK.tolist()
+    assert without_vain_guests(unknown, GUESTS_RK, num_journeys=1).tolist() == GUESTS_RK.tolist()
 
 
 @pytest.mark.parametrize("vain", [problem(expert_size_bytes=4 * SECOND), problem(bandwidth=SECOND // 8)])
 def test_guests_that_arrive_too_late_are_not_made(vain: LayerProblem) -> None:
-    assert (without_vain_guests(vain, GUESTS_RK) == -1).all()
+    assert (without_vain_guests(vain, GUESTS_RK, num_journeys=1) == -1).all()
+
+
+def test_guests_that_travel_twice_must_gain_twice_their_wait() -> None:
+    twice = problem(expert_size_bytes=SECOND * 2)  # waited for 2 s on each journey, 3 s saved
+    assert without_vain_guests(twice, GUESTS_RK, num_journeys=1).tolist() == GUESTS_RK.tolist()
+    assert (without_vain_guests(twice, GUESTS_RK, num_journeys=2) == -1).all()
 
 
 def worth(sizes: list[int], reach: list[float], *, guests_RK: IntArray = GUESTS_RK, passes: int = 1) -> list[bool]:

@@ -55,7 +55,7 @@ class Machine:
                 rows["link_us_RV"][1, 0] += link_us
                 rows["link_bytes_RV"][1, 0] += EXPERT_BYTES
             self.total = StepMeasured(**rows)
-            outcome = LayerOutcome(counts_RE=counts_RE(), num_passes=1, saved_tokens=100, used_guests=used)
+            outcome = LayerOutcome(counts_RE=counts_RE(), num_passes=1, saved_tokens=100 * used, used_guests=used)
             idle = LayerOutcome(counts_RE=counts_RE(), num_passes=1)
             seen = StepObservation(
                 step=self.step, outcomes_L=[outcome, idle], reach_seconds_L=[0.0, 0.0], measured=self.total
@@ -102,3 +102,9 @@ def test_planned_guests_of_a_slow_link_are_left_out_until_it_is_tried_again() ->
     assert machine.passed() == [False, False]
     machine.run(300, used=False)
     assert machine.passed() == [True, True]
+
+
+def test_guests_that_are_waited_for_and_never_come_in_time_are_switched_off_too() -> None:
+    machine = Machine()
+    machine.run(40, exposed_us=500, used=False)
+    assert machine.keeper.gates().is_off_L == (True, False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import numpy as np
 import pytest
@@ -148,3 +149,18 @@ def test_all_ranks_see_what_each_has_measured(num_layers: int) -> None:
             assert measured.link_us_RV.tolist() == [[0, 1], [1, 2]]
             assert measured.link_bytes_RV.tolist() == [[2, 3], [3, 4]]
         assert not seen.since(seen).compute_us_RL.any()
+
+
+def test_the_time_of_a_token_is_that_of_the_fastest_recent_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("taot_client.device.HostStopwatch", partial(HostStopwatch, now=lambda: now[0]))
+    meter = LayerMeter(device=torch.device("cpu"), clock=TransferClock())
+    meter.begin_step()
+    assert meter.token_microseconds() == 0.0
+    for seconds in (2.0, 0.004, 0.006):  # the first compiles
+        with meter.computing(1000, is_repeat=False):
+            now[0] += seconds
+        meter.begin_step()
+    assert meter.token_microseconds() == pytest.approx(4.0)
+    meter.begin_step()  # a step without tokens says nothing
+    assert meter.token_microseconds() == pytest.approx(4.0)

@@ -228,3 +228,33 @@ def test_no_buffer_outlives_the_transfer_that_it_was_for():
 
     # Twelve micro-batches of three layers would leave far more behind.
     assert max(run_ranks(2, body)) <= 2 * CONFIG.num_layers * CONFIG.num_experts
+
+
+def test_a_layer_in_eval_mode_passes_gradients_on_inside_a_step_and_between_steps() -> None:
+    """Such as frozen blocks whose inputs are trained: nothing is counted, nothing is balanced, gradients flow."""
+
+    def body(rank: Rank) -> list[torch.Tensor]:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, tiny_options(ranks_per_node=1), groups=rank.agent_groups)
+        model.eval()
+        gradients = []
+        for is_in_step in (True, False):
+            x = batch(CONFIG, step=0, rank=rank.group.rank).requires_grad_()
+            if is_in_step:
+                agent.begin_step()
+            loss_of(model(x)).backward()
+            if is_in_step:
+                assert agent.end_step().imbalance == {}
+            assert x.grad is not None
+            gradients.append(x.grad)
+        agent.close()
+        return gradients
+
+    def without_agent(rank: Rank) -> torch.Tensor | None:
+        x = batch(CONFIG, step=0, rank=rank.group.rank).requires_grad_()
+        loss_of(TinyMoE(CONFIG, rank.group)(x)).backward()
+        return x.grad
+
+    for got, want in zip(run_ranks(2, body), run_ranks(2, without_agent), strict=True):
+        assert want is not None
+        assert all(torch.equal(each, want) for each in got)

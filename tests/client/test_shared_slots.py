@@ -234,6 +234,8 @@ def test_ranks_plan_with_the_guests_that_a_set_holds_for_the_layer_at_hand_and_n
 
     def watched(layer, site, gathered, problem):
         resident_RK = problem.resident_RK
+        if resident_RK is None:
+            resident_RK = layer.supply.no_guests()
         seen.setdefault((site.micro_batch, site.layer), []).append(resident_RK)
         for slot, expert in zip(layer.supply.slots.slots, resident_RK[layer.route.rank], strict=True):
             if expert >= 0:  # its label says so

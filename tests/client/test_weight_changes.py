@@ -60,13 +60,13 @@ def load_new_parameters(agent: Agent, model: TinyMoE) -> None:
 def gradients_after(
     rank: Rank, change: Callable[[Agent, TinyMoE], None], *, place: str, agent_options: AgentOptions
 ) -> tuple[dict[str, torch.Tensor], StepSummary]:
-    """Gradients of the second micro-batch of a step, before which one rank alone changes its weights."""
+    """Gradients of the second micro-batch of the last step, before which one rank alone changes its weights."""
     model = TinyMoE(CONFIG, rank.group)
     agent = Agent(model, agent_options, groups=rank.agent_groups)
-    for step in range(2):  # a planner has seen counts before the second
+    for step in range(3):  # a planner's plan is there before the second, and in the record of the third
         await_plan(agent, step)
         agent.begin_step()
-        if step == 0:
+        if step < 2:
             forward(model, rank, 0).backward()
             agent.end_step()
             model.zero_grad()

@@ -27,7 +27,7 @@ def run_script(name: str, *arguments: str, **environment: str) -> list[str]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment},
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=250,
         check=False,
     )
     assert result.returncode == 0, result.stderr
