@@ -6,6 +6,7 @@ import sys
 
 import torch
 import torch.distributed as dist
+from plans_awaited import await_plan
 from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
 from taot_client import Agent, expert_parallel_group
@@ -24,6 +25,7 @@ def main() -> None:
     agent = Agent(model, tiny_options(planner_address=sys.argv[1], training_job="two-groups", ranks_per_node=1))
     moved = 0
     for step in range(6):
+        await_plan(agent, step)
         agent.begin_step()
         loss = loss_of(model(batch(config, step=step, rank=group.rank)))
         loss.backward()
