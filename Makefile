@@ -53,7 +53,7 @@ types: $(STAMP)
 	$(BIN)/mypy
 
 unit: $(STAMP)
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 proto: $(STAMP)  ## Regenerate the committed stubs from proto/taot_api/v1/planner.proto
 	$(BIN)/python proto/generate.py

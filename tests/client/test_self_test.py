@@ -169,6 +169,18 @@ class StridedExperts(ToyExperts):
         return self.apply_weights(x_ND, columns, self.w_out[local], self.bias[local], self.get_buffer("scale")[local])
 
 
+def count_calls(experts: Any) -> list[int]:
+    """Notes the tokens of every `compute` from now on."""
+    calls, compute = [], experts.compute
+
+    def counted(x_ND: torch.Tensor, expert: Any) -> torch.Tensor:
+        calls.append(len(x_ND))
+        return compute(x_ND, expert)
+
+    experts.compute = counted
+    return calls
+
+
 def check(experts: Any) -> None:
     """Runs the self-test on a layer of one rank, with its experts in training."""
 
@@ -183,7 +195,10 @@ def check(experts: Any) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize("kind", [ToyExperts, TransposedExperts, StridedExperts])
 def test_fused_transposed_and_strided_experts_pass(kind: type[ToyExperts], dtype: torch.dtype) -> None:
-    check(kind(dtype))
+    experts = kind(dtype)
+    calls = count_calls(experts)
+    check(experts)
+    assert len(calls) >= 4, "two experts, with their own weights and with drawn ones"
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16], ids=str)
@@ -264,18 +279,23 @@ def test_an_agent_refuses_on_all_ranks_what_one_rank_found() -> None:
 def test_a_switched_off_agent_tests_nothing_and_refuses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TAOT_DISABLE", "1")
 
-    def body(rank: Rank) -> None:
+    def body(rank: Rank) -> list[int]:
         model = TinyMoE(TinyConfig(num_layers=1, num_experts=2), rank.group)
-        model.layers[0].experts.compute = lambda x_ND, expert: x_ND
+        model.layers[0].experts.compute = lambda x_ND, expert: x_ND  # which a test would refuse
+        calls = count_calls(model.layers[0].experts)
         Agent(model, AgentOptions(), groups=rank.agent_groups).close()
+        return calls
 
-    run_ranks(1, body)
+    assert run_ranks(1, body) == [[]]
 
 
 def test_ranks_without_home_experts_have_nothing_to_test() -> None:
     config = TinyConfig(num_layers=1, num_experts=2)
 
-    def body(rank: Rank) -> None:
-        Agent(TinyMoE(config, rank.group), AgentOptions(), groups=rank.agent_groups).close()
+    def body(rank: Rank) -> bool:
+        model = TinyMoE(config, rank.group)
+        calls = count_calls(model.layers[0].experts)
+        Agent(model, AgentOptions(), groups=rank.agent_groups).close()
+        return bool(calls)
 
-    run_ranks(3, body)
+    assert run_ranks(3, body) == [True, True, False]
