@@ -28,24 +28,17 @@ from synthetic_counts import counts_at
 from torch import nn
 
 from taot_api import PlanIdentity
-from taot_client import (
-    Agent,
-    AgentOptions,
-    ExpertParallelMoE,
-    coordinator,
-    guest_gradients,
-    guest_supply,
-    layer_agent,
-)
+from taot_client import Agent, AgentOptions, ExpertParallelMoE, coordinator, layer_agent
 from taot_client.active_agent import ActiveAgent
 from taot_client.agent_state import AgentState
-from taot_client.gloo_mover import GlooMover
-from taot_client.guest_gradients import GradientExchange
-from taot_client.guest_supply import GuestSupply
 from taot_client.layer_agent import LayerAgent
-from taot_client.layer_route import LayerRoute
-from taot_client.shipment import Shipment
-from taot_client.step_record import ModeReason, StepMode, StepRecord
+from taot_client.planner.step_record import ModeReason, StepMode, StepRecord
+from taot_client.transfers import guest_gradients, guest_supply
+from taot_client.transfers.gloo_mover import GlooMover
+from taot_client.transfers.guest_gradients import GradientExchange
+from taot_client.transfers.guest_supply import GuestSupply
+from taot_client.transfers.layer_route import LayerRoute
+from taot_client.transfers.shipment import Shipment
 from taot_planning import LayerProblem, contiguous_homes, plan_layer
 from taot_planning.arrays import IntArray
 

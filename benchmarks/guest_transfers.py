@@ -10,7 +10,7 @@ import torch
 
 from taot_client.agent_state import AgentState
 from taot_client.groups import ExpertParallelGroup
-from taot_client.shipment import Mover, Shipment
+from taot_client.transfers.shipment import Mover, Shipment
 
 GRADIENT = -1
 """What the label of a gradient says in place of a weight epoch."""

@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from taot_client.agent_state import AgentState
 from taot_client.groups import AgentGroups, ExpertParallelGroup
-from taot_client.shipment import Mover, Shipment
+from taot_client.transfers.shipment import Mover, Shipment
 from taot_planning.arrays import IntArray
 
 LAYER = 2

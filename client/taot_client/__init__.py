@@ -4,9 +4,9 @@ from taot_client.agent import Agent
 from taot_client.groups import AgentGroups, ExpertParallelGroup, expert_parallel_group
 from taot_client.moe_layer import ExpertParallelMoE, Router, TopKRouter
 from taot_client.options import AgentOptions
-from taot_client.shipment import TransferError
 from taot_client.step_summary import StepSummary
 from taot_client.trace_recorder import TraceRecorder
+from taot_client.transfers.shipment import TransferError
 
 __all__ = [
     "Agent",

@@ -15,21 +15,21 @@ from taot_client.agent_state import AgentState
 from taot_client.coordinator import PlainCoordinator
 from taot_client.device import make_mover
 from taot_client.groups import AgentGroups, ExpertParallelGroup, all_gather_text
-from taot_client.guest_memory import GuestMemory
-from taot_client.guest_supply import GuestSupply
 from taot_client.layer_agent import LayerAgent
-from taot_client.layer_meter import LayerMeter
-from taot_client.layer_route import LayerRoute
-from taot_client.leader import Leader
+from taot_client.measuring.layer_meter import LayerMeter
 from taot_client.model_layers import NamedLayer, model_device
 from taot_client.options import AgentOptions
+from taot_client.planner.leader import Leader
+from taot_client.planner.step_control import LEADER, StepControl
+from taot_client.planner.step_record import StepMode, StepRecord
 from taot_client.run_report import RunReport
-from taot_client.shared_supply import SharedSlots, SharedSupply
-from taot_client.slot_table import SlotTable
-from taot_client.step_control import LEADER, StepControl
-from taot_client.step_record import StepMode, StepRecord
 from taot_client.step_summary import StepSummary
 from taot_client.trace_recorder import TraceFile
+from taot_client.transfers.guest_memory import GuestMemory
+from taot_client.transfers.guest_supply import GuestSupply
+from taot_client.transfers.layer_route import LayerRoute
+from taot_client.transfers.shared_supply import SharedSlots, SharedSupply
+from taot_client.transfers.slot_table import SlotTable
 
 logger = logging.getLogger(__name__)
 

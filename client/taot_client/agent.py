@@ -33,8 +33,8 @@ from taot_client.model_layers import (
 )
 from taot_client.options import AgentOptions
 from taot_client.plain_agent import PlainAgent
+from taot_client.planner.step_control import LEADER
 from taot_client.self_test import check_experts
-from taot_client.step_control import LEADER
 from taot_client.step_summary import StepSummary
 from taot_client.topology_detection import detect_topology
 from taot_client.trace_recorder import LIMIT_BYTES, TraceFile

@@ -10,22 +10,22 @@ import numpy as np
 
 from taot_api import RoutingReport, SessionSpec
 from taot_client.counts_gather import CallSite, GatheredCounts, Measured
-from taot_client.gate_keeper import StepObservation
 from taot_client.groups import ExpertParallelGroup
 from taot_client.layer_pass import LayerPass
-from taot_client.leader import Leader
-from taot_client.link_meter import LinkMeter
+from taot_client.measuring.gate_keeper import StepObservation
+from taot_client.measuring.link_meter import LinkMeter
+from taot_client.measuring.pass_outcomes import OpenPass, PassOutcomes
+from taot_client.measuring.step_measured import StepMeasured, measured_row
 from taot_client.options import AgentOptions
-from taot_client.pass_outcomes import OpenPass, PassOutcomes
-from taot_client.report_builder import ReportBuilder
+from taot_client.planner.leader import Leader
+from taot_client.planner.report_builder import ReportBuilder
+from taot_client.planner.step_control import StepControl
+from taot_client.planner.step_record import ModeReason, StepMode, StepRecord
 from taot_client.run_report import RankTotals
-from taot_client.shipment import Mover, Shipment, TransferClock
-from taot_client.step_control import StepControl
-from taot_client.step_measured import StepMeasured, measured_row
-from taot_client.step_record import ModeReason, StepMode, StepRecord
 from taot_client.step_summary import StepSummary, StepTally
 from taot_client.trace_recorder import TraceFile
-from taot_client.transfer_schedule import Move
+from taot_client.transfers.shipment import Mover, Shipment, TransferClock
+from taot_client.transfers.transfer_schedule import Move
 from taot_client.weight_changes import WeightChanges
 from taot_planning import LayerProblem, imbalance
 from taot_planning.arrays import IntArray

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
-from taot_client.gloo_mover import GlooMover
-from taot_client.link_meter import LinkMeter
-from taot_client.nccl_mover import NcclMover
-from taot_client.shipment import Mover, TransferClock
-from taot_client.staged_mover import StagedMover
-from taot_client.stopwatch import CudaStopwatch, HostStopwatch, Stopwatch
+from taot_client.measuring.link_meter import LinkMeter
+from taot_client.measuring.stopwatch import CudaStopwatch, HostStopwatch, Stopwatch
+from taot_client.transfers.gloo_mover import GlooMover
+from taot_client.transfers.nccl_mover import NcclMover
+from taot_client.transfers.shipment import Mover, TransferClock
+from taot_client.transfers.staged_mover import StagedMover
 
 
 def is_gloo(group: dist.ProcessGroup) -> bool:

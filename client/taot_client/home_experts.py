@@ -7,7 +7,7 @@ from typing import Protocol
 
 import torch
 
-from taot_client.expert_layout import ExpertLayout
+from taot_client.transfers.expert_layout import ExpertLayout
 
 Weights = tuple[torch.Tensor, ...]
 

@@ -12,19 +12,19 @@ import torch
 from taot_client.agent_state import AgentState
 from taot_client.coordinator import PlainCoordinator
 from taot_client.counts_gather import NO_STEP, CallSite, GatheredCounts, count_choices, gather_counts
-from taot_client.gain import TRAINING_PER_FORWARD, without_vain_guests
-from taot_client.guest_gradients import GradientExchange, enter_guests, exit_guests
-from taot_client.guest_supply import GuestSupply
 from taot_client.home_experts import Weights
 from taot_client.layer_gates import LayerGates
-from taot_client.layer_meter import LayerMeter
 from taot_client.layer_pass import LayerPass
-from taot_client.layer_route import LayerRoute
+from taot_client.measuring.gain import TRAINING_PER_FORWARD, without_vain_guests
+from taot_client.measuring.layer_meter import LayerMeter
 from taot_client.parallel_experts import ParallelExperts
 from taot_client.pinned_passes import PinnedPasses
-from taot_client.step_record import StepMode
+from taot_client.planner.step_record import StepMode
 from taot_client.token_layout import lay_out_tokens
-from taot_client.transfer_schedule import schedule_moves
+from taot_client.transfers.guest_gradients import GradientExchange, enter_guests, exit_guests
+from taot_client.transfers.guest_supply import GuestSupply
+from taot_client.transfers.layer_route import LayerRoute
+from taot_client.transfers.transfer_schedule import schedule_moves
 from taot_planning import EMPTY_SLOT, LayerProblem, plan_from_guests, plan_layer, rank_loads
 from taot_planning.arrays import IntArray
 

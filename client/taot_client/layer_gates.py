@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from taot_client.guest_gradients import GradientExchange, gate_weights
 from taot_client.home_experts import HomeExperts, Weights
+from taot_client.transfers.guest_gradients import GradientExchange, gate_weights
 
 
 @dataclass(eq=False)

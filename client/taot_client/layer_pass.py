@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 import torch
 
 from taot_client.counts_gather import CallSite, GatheredCounts
-from taot_client.guest_gradients import GradientExchange
 from taot_client.token_layout import TokenLayout
+from taot_client.transfers.guest_gradients import GradientExchange
 from taot_planning import EMPTY_SLOT, LayerPlan
 
 

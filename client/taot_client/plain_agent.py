@@ -12,8 +12,8 @@ from taot_client.counts_gather import GatheredCounts
 from taot_client.model_layers import NamedLayer
 from taot_client.parallel_experts import ParallelExperts
 from taot_client.pinned_passes import in_backward
+from taot_client.planner.step_record import ModeReason, StepMode
 from taot_client.run_report import RankTotals, RunReport
-from taot_client.step_record import ModeReason, StepMode
 from taot_client.step_summary import StepSummary, StepTally
 from taot_client.trace_recorder import TraceFile
 from taot_planning import imbalance, rank_loads

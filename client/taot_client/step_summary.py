@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from taot_client.step_record import ModeReason, StepMode
-from taot_client.transfer_schedule import Move
+from taot_client.planner.step_record import ModeReason, StepMode
+from taot_client.transfers.transfer_schedule import Move
 from taot_planning import Topology
 
 

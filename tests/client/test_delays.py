@@ -23,8 +23,10 @@ from tiny_moe import (
     train_dense,
 )
 
-from taot_client import Agent, gloo_mover, layer_agent, step_control
-from taot_client.planner_link import PlannerLink
+from taot_client import Agent, layer_agent
+from taot_client.planner import step_control
+from taot_client.planner.planner_link import PlannerLink
+from taot_client.transfers import gloo_mover
 
 CONFIG = TinyConfig(num_layers=2, tokens_by_rank=(20, 11, 0, 26), dim=6, hidden_dim=8)
 RANKS = 4

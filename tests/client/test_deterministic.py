@@ -14,7 +14,8 @@ from link_samples import eventually
 from rank_threads import Rank, run_ranks
 from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, sum_shared_gradients
 
-from taot_client import Agent, AgentOptions, StepSummary, gloo_mover, layer_agent
+from taot_client import Agent, AgentOptions, StepSummary, layer_agent
+from taot_client.transfers import gloo_mover
 
 RANKS = 4
 STEPS = 6

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import pytest
 import torch
 
-from taot_client.expert_layout import ExpertLayout
+from taot_client.transfers.expert_layout import ExpertLayout
 
 
 def bits(tensor: torch.Tensor) -> bytes:

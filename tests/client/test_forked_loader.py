@@ -14,7 +14,7 @@ import os, sys
 import torch
 from torch.utils.data import DataLoader, Dataset
 from link_samples import WAIT, eventually, report, spec
-from taot_client.planner_link import PlannerLink
+from taot_client.planner.planner_link import PlannerLink
 
 class Windows(Dataset):
     def __len__(self): return 100

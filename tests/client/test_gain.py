@@ -5,8 +5,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from taot_client.gain import measured_gain_us, without_vain_guests, worthwhile_layers
-from taot_client.step_gates import StepGates
+from taot_client.measuring.gain import measured_gain_us, without_vain_guests, worthwhile_layers
+from taot_client.measuring.step_gates import StepGates
 from taot_planning import LayerProblem, LayerRates, two_level_topology
 from taot_planning.arrays import IntArray
 

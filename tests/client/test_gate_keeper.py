@@ -9,9 +9,9 @@ import pytest
 from link_samples import spec
 
 from taot_api import LayerSpec
-from taot_client.gate_keeper import GateKeeper, StepObservation
-from taot_client.pass_outcomes import LayerOutcome
-from taot_client.step_measured import StepMeasured
+from taot_client.measuring.gate_keeper import GateKeeper, StepObservation
+from taot_client.measuring.pass_outcomes import LayerOutcome
+from taot_client.measuring.step_measured import StepMeasured
 from taot_planning.arrays import IntArray
 
 RANKS = 4
@@ -83,7 +83,7 @@ def test_rates_become_known_and_keep_still() -> None:
 
 def test_a_layer_whose_guests_cost_more_than_they_gain_goes_off_and_only_that_one(caplog) -> None:
     machine = Machine()
-    with caplog.at_level(logging.INFO, logger="taot_client.gate_keeper"):
+    with caplog.at_level(logging.INFO, logger="taot_client.measuring.gate_keeper"):
         machine.run(2 + 3 * 8 - 1, exposed_us=4000)
         assert machine.keeper.gates().is_off_L == (False, False)
         machine.run(4 * 8, exposed_us=6000)

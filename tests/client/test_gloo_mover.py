@@ -10,8 +10,8 @@ import torch
 import torch.distributed as dist
 from rank_threads import Rank, run_ranks
 
-from taot_client.gloo_mover import GlooMover
-from taot_client.shipment import Cargo, Shipment, TransferClock, TransferError
+from taot_client.transfers.gloo_mover import GlooMover
+from taot_client.transfers.shipment import Cargo, Shipment, TransferClock, TransferError
 
 SIZES_BYTES = (100_001, 4 * 1024 * 1024, 9_000_000)
 """One piece of odd size, exactly one full piece, two full pieces and a rest."""

@@ -6,12 +6,12 @@ import torch
 from rank_threads import Rank, run_ranks
 from torch import nn
 
-from taot_client.expert_layout import ExpertLayout
-from taot_client.gloo_mover import GlooMover
-from taot_client.guest_gradients import GradientExchange, Weights, enter_guests, gate_weights
-from taot_client.layer_route import LayerRoute
-from taot_client.shipment import TransferClock
-from taot_client.transfer_schedule import Move, schedule_moves
+from taot_client.transfers.expert_layout import ExpertLayout
+from taot_client.transfers.gloo_mover import GlooMover
+from taot_client.transfers.guest_gradients import GradientExchange, Weights, enter_guests, gate_weights
+from taot_client.transfers.layer_route import LayerRoute
+from taot_client.transfers.shipment import TransferClock
+from taot_client.transfers.transfer_schedule import Move, schedule_moves
 
 HOME_E = np.array([0, 0, 1])
 GUESTS_RK = np.array([[2, -1], [1, 0], [0, 1]])

@@ -12,12 +12,12 @@ import torch
 from rank_threads import Rank, run_ranks
 from torch import nn
 
-from taot_client.expert_layout import ExpertLayout
-from taot_client.gloo_mover import GlooMover
-from taot_client.guest_gradients import GradientExchange, gate_weights
-from taot_client.layer_route import LayerRoute
-from taot_client.shipment import Shipment, TransferClock, TransferError
-from taot_client.transfer_schedule import schedule_moves
+from taot_client.transfers.expert_layout import ExpertLayout
+from taot_client.transfers.gloo_mover import GlooMover
+from taot_client.transfers.guest_gradients import GradientExchange, gate_weights
+from taot_client.transfers.layer_route import LayerRoute
+from taot_client.transfers.shipment import Shipment, TransferClock, TransferError
+from taot_client.transfers.transfer_schedule import schedule_moves
 
 LONG_SECONDS = 30.0
 """A bound against hangs; nothing here should come near it."""

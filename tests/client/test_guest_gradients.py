@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from taot_client.guest_gradients import (
+from taot_client.transfers.guest_gradients import (
     Weights,
     add_guest_gradients,
     enter_guests,

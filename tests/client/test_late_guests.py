@@ -11,8 +11,9 @@ from plans_awaited import await_plan
 from rank_threads import Rank, run_ranks
 from tiny_moe import FixedRouter, TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
-from taot_client import Agent, StepSummary, guest_supply
-from taot_client.slot_table import SlotTable
+from taot_client import Agent, StepSummary
+from taot_client.transfers import guest_supply
+from taot_client.transfers.slot_table import SlotTable
 
 RANKS = 4
 DEAF_RANK = 1

@@ -6,9 +6,9 @@ from typing import ClassVar
 import pytest
 import torch
 
-from taot_client.expert_layout import ExpertLayout
-from taot_client.layer_route import LayerRoute
-from taot_client.transfer_schedule import Move
+from taot_client.transfers.expert_layout import ExpertLayout
+from taot_client.transfers.layer_route import LayerRoute
+from taot_client.transfers.transfer_schedule import Move
 
 FUSED = (torch.arange(24.0).view(2, 3, 4), torch.arange(10, dtype=torch.bfloat16).view(2, 5))
 ROUTE = LayerRoute(

@@ -5,7 +5,7 @@ from itertools import groupby
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taot_client.layer_switch import LayerSwitch, SwitchRules, SwitchState, advance
+from taot_client.measuring.layer_switch import LayerSwitch, SwitchRules, SwitchState, advance
 
 RULES = SwitchRules(window_steps=3, patience_windows=2, probe_steps=2, first_rest_steps=4, longest_rest_steps=10)
 

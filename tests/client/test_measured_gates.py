@@ -13,11 +13,14 @@ from link_samples import eventually
 from rank_threads import Rank, run_ranks
 from tiny_moe import FixedRouter, TinyConfig, TinyMoE, loss_of, tiny_options
 
-from taot_client import Agent, AgentOptions, StepSummary, gloo_mover, layer_agent, layer_switch, rates, step_record
-from taot_client.layer_switch import SwitchRules
+from taot_client import Agent, AgentOptions, StepSummary, layer_agent
+from taot_client.measuring import layer_switch, rates
+from taot_client.measuring.layer_switch import SwitchRules
+from taot_client.measuring.rates import RateRules
 from taot_client.moe_layer import GatedExperts
-from taot_client.rates import RateRules
-from taot_client.step_record import ModeReason, StepMode
+from taot_client.planner import step_record
+from taot_client.planner.step_record import ModeReason, StepMode
+from taot_client.transfers import gloo_mover
 
 RANKS = 4
 SKEWED = np.repeat(np.arange(8), (1, 17, 18, 1, 0, 3, 0, 0))[:, None].tolist()

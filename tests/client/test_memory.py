@@ -12,7 +12,7 @@ from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
 from taot_client import Agent
 from taot_client.layer_pass import LayerPass
-from taot_client.shipment import Shipment
+from taot_client.transfers.shipment import Shipment
 
 RANKS = 2
 CONFIG = TinyConfig(num_layers=1, num_experts=4, dim=4, hidden_dim=6, tokens_by_rank=(9, 14), dtype=torch.float32)

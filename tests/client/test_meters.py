@@ -10,12 +10,12 @@ import pytest
 import torch
 from rank_threads import Rank, run_ranks
 
-from taot_client.layer_meter import LayerMeter
-from taot_client.link_meter import LinkMeter, LinkTotals
-from taot_client.shipment import Cargo, Shipment, TransferClock
-from taot_client.step_control import StepControl
-from taot_client.step_measured import StepMeasured, measured_row
-from taot_client.stopwatch import HostStopwatch, Timed
+from taot_client.measuring.layer_meter import LayerMeter
+from taot_client.measuring.link_meter import LinkMeter, LinkTotals
+from taot_client.measuring.step_measured import StepMeasured, measured_row
+from taot_client.measuring.stopwatch import HostStopwatch, Timed
+from taot_client.planner.step_control import StepControl
+from taot_client.transfers.shipment import Cargo, Shipment, TransferClock
 
 
 class HandClock:

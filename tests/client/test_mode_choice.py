@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from taot_api import PlanIdentity, PublishedPlan
-from taot_client.mode_choice import PlannerView, choose_mode
 from taot_client.options import AgentOptions, PlanSource
-from taot_client.step_record import ModeReason, StepMode
+from taot_client.planner.mode_choice import PlannerView, choose_mode
+from taot_client.planner.step_record import ModeReason, StepMode
 
 PATIENCE = 16
 """The options' max_plan_age_steps in these tests."""

@@ -11,7 +11,7 @@ from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
 from taot_client import Agent, AgentOptions, StepSummary
 from taot_client import layer_agent as layer_agent_module
-from taot_client.slot_table import SlotState
+from taot_client.transfers.slot_table import SlotState
 
 CONFIG = TinyConfig()
 

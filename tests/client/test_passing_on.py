@@ -9,8 +9,8 @@ import pytest
 import torch
 from rank_threads import Rank, run_ranks
 
-from taot_client.gloo_mover import PIECE_BYTES, GlooMover
-from taot_client.shipment import Cargo, Shipment, TransferClock, TransferError
+from taot_client.transfers.gloo_mover import PIECE_BYTES, GlooMover
+from taot_client.transfers.shipment import Cargo, Shipment, TransferClock, TransferError
 
 LONG_SECONDS = 30.0
 """A bound against hangs; nothing here should come near it."""

@@ -14,7 +14,7 @@ from tiny_moe import History, TinyConfig, tiny_options, train
 from taot_api import PlanIdentity, PublishedPlan, SessionSpec, codec
 from taot_api.v1 import planner_pb2 as pb
 from taot_client import Agent
-from taot_client.planner_link import PlannerLink
+from taot_client.planner.planner_link import PlannerLink
 from taot_planning.arrays import IntArray
 
 NO_GUESTS_RK = np.full((4, 2), -1)
@@ -130,7 +130,7 @@ def train_with(plans_by_step: dict[int, pb.Plan]) -> list[History]:
 
 
 def test_training_does_not_notice_plans_that_are_refused(monkeypatch) -> None:
-    monkeypatch.setattr("taot_client.leader.PlannerLink", HandFedLink)
+    monkeypatch.setattr("taot_client.planner.leader.PlannerLink", HandFedLink)
     good = message_of(*GOOD_L)
     undisturbed = train_with({0: good})
     disturbed = train_with({0: good, **dict(enumerate(BAD.values(), start=1))})

@@ -15,7 +15,7 @@ from tiny_moe import TinyConfig, TinyMoE
 
 from taot_api import LayerSpec, PlanIdentity, PublishedPlan, codec
 from taot_client import Agent, AgentOptions
-from taot_client.planner_link import PlannerLink
+from taot_client.planner.planner_link import PlannerLink
 
 
 def test_a_report_becomes_a_plan(planner):

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taot_client.rates import UNKNOWN, Rate, RateRules, middle_rank, observe, power, quantise
+from taot_client.measuring.rates import UNKNOWN, Rate, RateRules, middle_rank, observe, power, quantise
 
 RATES = st.floats(1, 1e14)
 RULES = RateRules(least_steps=3, life_steps=10)

@@ -26,10 +26,11 @@ from tiny_moe import (
     train_dense,
 )
 
-from taot_client import Agent, AgentOptions, gloo_mover, layer_agent
+from taot_client import Agent, AgentOptions, layer_agent
 from taot_client.agent_state import AgentState
-from taot_client.slot_table import SlotTable
-from taot_client.transfer_schedule import Move
+from taot_client.transfers import gloo_mover
+from taot_client.transfers.slot_table import SlotTable
+from taot_client.transfers.transfer_schedule import Move
 from taot_planning import LayerPlan
 from taot_planning.arrays import IntArray
 

@@ -7,7 +7,7 @@ import pytest
 from link_samples import eventually, report
 
 from taot_api import RoutingReport
-from taot_client.report_queue import ReportQueue
+from taot_client.planner.report_queue import ReportQueue
 
 HANG_SECONDS = 10
 

@@ -8,8 +8,8 @@ from rich.console import Console
 from tiny_moe import TinyConfig, TinyMoE, batch, loss_of
 
 from taot_client import Agent, AgentOptions
+from taot_client.planner.step_record import ModeReason, StepMode
 from taot_client.run_report import RankTotals, RunReport
-from taot_client.step_record import ModeReason, StepMode
 from taot_client.step_summary import StepSummary
 
 

@@ -11,10 +11,10 @@ from tiny_moe import TinyConfig, TinyMoE
 from torch import nn
 
 from taot_client import Agent, AgentOptions
-from taot_client.expert_layout import ExpertLayout
 from taot_client.home_experts import FusedExperts, Weights
 from taot_client.parallel_experts import ParallelExperts
 from taot_client.self_test import check_experts
+from taot_client.transfers.expert_layout import ExpertLayout
 
 DIM, HIDDEN, EXPERTS = 6, 10, 4
 

@@ -29,9 +29,9 @@ from torch.utils.checkpoint import checkpoint
 
 from taot_client import Agent, AgentOptions
 from taot_client.layer_agent import LayerAgent
-from taot_client.shared_supply import SharedSupply
-from taot_client.shipment import TransferError
-from taot_client.slot_table import SlotState
+from taot_client.transfers.shared_supply import SharedSupply
+from taot_client.transfers.shipment import TransferError
+from taot_client.transfers.slot_table import SlotState
 
 # They train: too long for `make check`.
 pytestmark = pytest.mark.slow

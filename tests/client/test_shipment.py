@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from taot_client.shipment import Cargo, Shipment, TransferClock, TransferError
+from taot_client.transfers.shipment import Cargo, Shipment, TransferClock, TransferError
 
 
 class HandClock:

@@ -5,11 +5,11 @@ import threading
 import pytest
 import torch
 
-from taot_client.expert_layout import ExpertLayout
-from taot_client.layer_route import LayerRoute
-from taot_client.shipment import Cargo, Shipment, TransferError
-from taot_client.slot_table import SlotState, SlotTable
-from taot_client.transfer_schedule import Move
+from taot_client.transfers.expert_layout import ExpertLayout
+from taot_client.transfers.layer_route import LayerRoute
+from taot_client.transfers.shipment import Cargo, Shipment, TransferError
+from taot_client.transfers.slot_table import SlotState, SlotTable
+from taot_client.transfers.transfer_schedule import Move
 
 FUSED = (torch.arange(24.0).view(2, 3, 4), torch.arange(10, dtype=torch.bfloat16).view(2, 5))
 LAYOUT = ExpertLayout.of(FUSED)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from rank_threads import Rank, run_ranks
 
-from taot_client.shipment import Cargo, Shipment, TransferClock, TransferError
-from taot_client.staged_mover import StagedMover
+from taot_client.transfers.shipment import Cargo, Shipment, TransferClock, TransferError
+from taot_client.transfers.staged_mover import StagedMover
 
 LONG_SECONDS = 30.0
 """A bound against hangs."""

@@ -7,8 +7,8 @@ import pytest
 from rank_threads import Rank, run_ranks
 
 from taot_api import PlanIdentity
-from taot_client.step_control import LEADER, StepControl
-from taot_client.step_record import ModeReason, StepMode, StepRecord
+from taot_client.planner.step_control import LEADER, StepControl
+from taot_client.planner.step_record import ModeReason, StepMode, StepRecord
 from taot_planning.arrays import IntArray
 
 SHAPE = (2, 3, 2)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from taot_client.step_gates import StepGates
+from taot_client.measuring.step_gates import StepGates
 from taot_planning import two_level_topology
 from taot_planning.layer_problem import MAX_TOKEN_PICOSECONDS
 from taot_planning.topology import MAX_BANDWIDTH

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from taot_api import PlanIdentity
-from taot_client.step_gates import StepGates
-from taot_client.step_record import ModeReason, StepMode, StepRecord, check_identity, record_digest
+from taot_client.measuring.step_gates import StepGates
+from taot_client.planner.step_record import ModeReason, StepMode, StepRecord, check_identity, record_digest
 
 SHAPE = (3, 4, 2)
 """Layers, ranks, slots."""

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_up_routing import random_guests, random_problem
 
-from taot_client.transfer_schedule import Move, align_guests, gradient_order, schedule_moves, tournament_round
+from taot_client.transfers.transfer_schedule import Move, align_guests, gradient_order, schedule_moves, tournament_round
 from taot_planning.arrays import IntArray
 from taot_planning.guest_moves import list_moves
 

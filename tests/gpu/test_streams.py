@@ -7,9 +7,9 @@ import torch
 from rank_threads import Rank, run_ranks
 
 from taot_client.device import index_to_device, make_mover, to_host
-from taot_client.nccl_mover import _Arrival
-from taot_client.shipment import Cargo, Shipment, TransferClock
-from taot_client.staged_mover import StagedMover
+from taot_client.transfers.nccl_mover import _Arrival
+from taot_client.transfers.shipment import Cargo, Shipment, TransferClock
+from taot_client.transfers.staged_mover import StagedMover
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
 

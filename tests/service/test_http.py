@@ -219,7 +219,7 @@ def test_readiness_follows_warmth_and_drain_while_liveness_stays():
 
 def test_every_reason_that_the_agent_gives_has_a_series_of_its_own():
     import taot_client
-    from taot_client.step_record import ModeReason
+    from taot_client.planner.step_record import ModeReason
 
     sources = "".join(path.read_text() for path in Path(taot_client.__file__).parent.glob("*.py"))
     given = set(re.findall(r'note_fallback\("(\w+)"\)', sources))

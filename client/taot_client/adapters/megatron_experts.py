@@ -8,8 +8,8 @@ import torch
 from torch import nn
 from torch.func import functional_call
 
-from taot_client.expert_layout import ExpertLayout
 from taot_client.home_experts import HomeExperts, Weights
+from taot_client.transfers.expert_layout import ExpertLayout
 
 _LINEARS = {"linear_fc1": "ColumnParallelLinear", "linear_fc2": "RowParallelLinear"}
 """The parts of an expert's MLP and the classes whose state is known to be their parameters."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass, field, replace
 import torch
 import torch.distributed as dist
 
-from taot_client.gloo_mover import GlooMover
-from taot_client.link_meter import LinkMeter
-from taot_client.shipment import Shipment, TransferClock
+from taot_client.measuring.link_meter import LinkMeter
+from taot_client.transfers.gloo_mover import GlooMover
+from taot_client.transfers.shipment import Shipment, TransferClock
 
 
 @dataclass(eq=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from taot_client.shipment import Shipment
+from taot_client.transfers.shipment import Shipment
 
 _MAX_PENDING = 512
 """Batches kept until the device has passed them; what is older is left out of the rates."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import torch
 
-from taot_client.expert_layout import ExpertLayout
 from taot_client.options import MAX_SLOTS
-from taot_client.shipment import Cargo, Shipment
-from taot_client.transfer_schedule import Move
+from taot_client.transfers.expert_layout import ExpertLayout
+from taot_client.transfers.shipment import Cargo, Shipment
+from taot_client.transfers.transfer_schedule import Move
 
 
 @dataclass(frozen=True, kw_only=True)

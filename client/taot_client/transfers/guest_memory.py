@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from taot_client.layer_route import LayerRoute
 from taot_client.options import SlotResidency
+from taot_client.transfers.layer_route import LayerRoute
 
 NUM_SHARED_SETS = 2
 """Guests of one layer compute while those of the next are on their way."""

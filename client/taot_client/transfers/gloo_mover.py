@@ -11,8 +11,8 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from taot_client.link_meter import LinkMeter
-from taot_client.shipment import Shipment, TransferClock
+from taot_client.measuring.link_meter import LinkMeter
+from taot_client.transfers.shipment import Shipment, TransferClock
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Largest message: bigger ones keep a pair of ranks busy for so long that others starve."""

@@ -15,7 +15,7 @@ from enum import IntEnum
 import numpy as np
 
 from taot_api import PlanIdentity
-from taot_client.step_gates import StepGates
+from taot_client.measuring.step_gates import StepGates
 from taot_planning.arrays import IntArray
 
 MAX_EPOCH_BYTES = 64

@@ -16,9 +16,9 @@ import torch
 from torch.autograd.function import once_differentiable
 
 from taot_client.home_experts import Weights, split_fused
-from taot_client.layer_route import LayerRoute
-from taot_client.shipment import Mover, Shipment, WaitClock
-from taot_client.transfer_schedule import Move, gradient_order
+from taot_client.transfers.layer_route import LayerRoute
+from taot_client.transfers.shipment import Mover, Shipment, WaitClock
+from taot_client.transfers.transfer_schedule import Move, gradient_order
 
 Collect = Callable[[], list[tuple[int, Weights]]]
 """Waits for the gradients of a pass's guests: local expert and gradients of each, in the order of addition."""

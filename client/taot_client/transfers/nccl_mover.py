@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
-from taot_client.link_meter import LinkMeter
-from taot_client.shipment import Shipment
+from taot_client.measuring.link_meter import LinkMeter
+from taot_client.transfers.shipment import Shipment
 
 MAX_BATCH_OPERATIONS = 256
 """Larger batches of point-to-point operations have been seen to hang (pytorch issue 174288)."""

@@ -9,8 +9,8 @@ from enum import Enum
 
 import torch
 
-from taot_client.layer_route import LayerRoute
-from taot_client.shipment import Shipment
+from taot_client.transfers.layer_route import LayerRoute
+from taot_client.transfers.shipment import Shipment
 
 _POLL_SECONDS = 1e-4
 

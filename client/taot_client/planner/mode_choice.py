@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from taot_api import PublishedPlan
 from taot_client.options import AgentOptions
-from taot_client.step_record import ModeReason, StepMode
+from taot_client.planner.step_record import ModeReason, StepMode
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 
 from taot_client.groups import ExpertParallelGroup, all_gather_host, peers_named
-from taot_client.step_record import ModeReason, StepMode, StepRecord, record_digest
+from taot_client.planner.step_record import ModeReason, StepMode, StepRecord, record_digest
 from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
 

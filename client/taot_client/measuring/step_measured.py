@@ -11,8 +11,8 @@ from dataclasses import dataclass, fields
 
 import numpy as np
 
-from taot_client.layer_meter import LayerMeter
-from taot_client.link_meter import LinkTotals
+from taot_client.measuring.layer_meter import LayerMeter
+from taot_client.measuring.link_meter import LinkTotals
 from taot_planning.arrays import IntArray
 
 _PER_LAYER = 4

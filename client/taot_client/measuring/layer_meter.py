@@ -10,8 +10,8 @@ from contextlib import contextmanager
 import torch
 
 from taot_client.device import make_stopwatch
-from taot_client.shipment import TransferClock
-from taot_client.stopwatch import Timed
+from taot_client.measuring.stopwatch import Timed
+from taot_client.transfers.shipment import TransferClock
 
 _RECENT_STEPS = 16
 """Steps of which the fastest tells the time of a token: others were warming up, or shared the device."""

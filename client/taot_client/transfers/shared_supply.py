@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from taot_client.counts_gather import GatheredCounts
-from taot_client.guest_supply import GuestSupply
 from taot_client.home_experts import Weights
 from taot_client.layer_pass import LayerPass
-from taot_client.layer_route import LayerRoute
 from taot_client.parallel_experts import ParallelExperts
-from taot_client.shipment import WaitClock
-from taot_client.slot_table import SlotTable
-from taot_client.step_record import StepMode
-from taot_client.transfer_schedule import align_guests
+from taot_client.planner.step_record import StepMode
+from taot_client.transfers.guest_supply import GuestSupply
+from taot_client.transfers.layer_route import LayerRoute
+from taot_client.transfers.shipment import WaitClock
+from taot_client.transfers.slot_table import SlotTable
+from taot_client.transfers.transfer_schedule import align_guests
 from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
 

@@ -10,11 +10,11 @@ import torch
 from taot_client.counts_gather import GatheredCounts
 from taot_client.home_experts import Weights
 from taot_client.layer_pass import LayerPass
-from taot_client.layer_route import LayerRoute
 from taot_client.parallel_experts import ParallelExperts
-from taot_client.shipment import Shipment, WaitClock
-from taot_client.slot_table import SlotTable
-from taot_client.transfer_schedule import Move, align_guests, schedule_moves
+from taot_client.transfers.layer_route import LayerRoute
+from taot_client.transfers.shipment import Shipment, WaitClock
+from taot_client.transfers.slot_table import SlotTable
+from taot_client.transfers.transfer_schedule import Move, align_guests, schedule_moves
 from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
 

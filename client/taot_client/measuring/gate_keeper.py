@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from taot_api import SessionSpec
-from taot_client.gain import measured_gain_us, worthwhile_layers
-from taot_client.layer_switch import LayerSwitch, advance
-from taot_client.pass_outcomes import LayerOutcome
-from taot_client.rates import Rate, middle_rank, observe
-from taot_client.step_gates import NUM_LEVELS, StepGates
-from taot_client.step_measured import StepMeasured
+from taot_client.measuring.gain import measured_gain_us, worthwhile_layers
+from taot_client.measuring.layer_switch import LayerSwitch, advance
+from taot_client.measuring.pass_outcomes import LayerOutcome
+from taot_client.measuring.rates import Rate, middle_rank, observe
+from taot_client.measuring.step_gates import NUM_LEVELS, StepGates
+from taot_client.measuring.step_measured import StepMeasured
 from taot_planning import EMPTY_SLOT, LayerProblem
 from taot_planning.arrays import IntArray
 

@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 
 from taot_api import RoutingReport, SessionSpec
-from taot_client.gate_keeper import GateKeeper, StepObservation
-from taot_client.mode_choice import PlannerView, choose_mode
+from taot_client.measuring.gate_keeper import GateKeeper, StepObservation
+from taot_client.measuring.step_gates import StepGates
 from taot_client.options import AgentOptions
-from taot_client.planner_link import PlannerLink
-from taot_client.step_gates import StepGates
-from taot_client.step_record import ModeReason, StepMode, StepRecord
+from taot_client.planner.mode_choice import PlannerView, choose_mode
+from taot_client.planner.planner_link import PlannerLink
+from taot_client.planner.step_record import ModeReason, StepMode, StepRecord
 from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
 

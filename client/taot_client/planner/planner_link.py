@@ -19,8 +19,8 @@ from taot_api.v1 import planner_pb2 as pb
 from taot_api.v1 import planner_pb2_grpc
 from taot_client.environment import proxy_variables
 from taot_client.fork_guard import guard
-from taot_client.report_queue import ReportQueue
-from taot_client.step_record import check_identity
+from taot_client.planner.report_queue import ReportQueue
+from taot_client.planner.step_record import check_identity
 from taot_planning.layer_plan import check_guests
 
 logger = logging.getLogger(__name__)

@@ -1,0 +1,1 @@
+"""What training measures of itself, and what is decided from it: rates, gains, layers switched off."""
