@@ -1,4 +1,4 @@
-"""Training of a stack of expert layers whose routing is forced: what the ranks of a benchmark run.
+"""Training of a stack of layers whose routing is forced: what the ranks of a benchmark run.
 
 Choices are drawn in every step, seeded by step, layer and rank, for a popularity of the experts that gives the wanted
 imbalance; the routing weights are learnt. The hot rank moves on from layer to layer, and its surplus lies on one
@@ -11,12 +11,15 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.function import once_differentiable
 
 from taot_client import Agent, AgentOptions, ExpertParallelGroup, ExpertParallelMoE
 from taot_planning.arrays import FloatArray, IntArray
@@ -27,7 +30,7 @@ class Shape:
     """Sizes of the model and its batch."""
 
     layers: int
-    """Expert layers, and nothing between them."""
+    """Expert layers."""
 
     experts: int
     """Experts of a layer, over all ranks."""
@@ -44,11 +47,21 @@ class Shape:
     top_k: int = 2
     """Experts of a token."""
 
+    dense_dim: int = 0
+    """Width inside the dense block before each expert layer, which stands for attention; without one where it is 0."""
+
+    device_gigaflops: float = 0.0
+    """Speed of the accelerator that stands for each rank's: the rank waits for it as long as it would compute, which
+    leaves the cores to the network. 0 lets the cores compute themselves."""
+
     @property
     def expert_bytes(self) -> int:
         """What a guest costs to move, one way."""
         return 3 * self.dim * self.hidden_dim * 4
 
+
+SMALL = 1e-3
+"""A gradient of an accelerator that computes nothing."""
 
 FULL = 0.9
 """Part of the tokens that choose the hottest expert, at most."""
@@ -103,8 +116,48 @@ class ForcedRouter(nn.Module):
         return np.minimum(drawn_TK, self._shape.experts - 1).astype(np.int64)
 
 
+class _OnDevice(torch.autograd.Function):
+    """Waits as long as an accelerator computes; rows come out as they came in."""
+
+    @staticmethod
+    def forward(ctx: Any, x_ND: torch.Tensor, seconds: float, *weights: torch.Tensor) -> torch.Tensor:
+        ctx.seconds, ctx.shapes = seconds, [weight.shape for weight in weights]
+        time.sleep(seconds)
+        return x_ND.clone()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_ND: torch.Tensor) -> tuple[Any, ...]:
+        time.sleep(2 * ctx.seconds)  # one product for the rows, one for the weights
+        return grad_ND, None, *(grad_ND.new_full((), SMALL).expand(shape) for shape in ctx.shapes)
+
+
+def on_device(shape: Shape, x_ND: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Stands for the product of rows with all weights on an accelerator."""
+    flops = 2 * x_ND.shape[0] * sum(weight.numel() for weight in weights)
+    result: torch.Tensor = _OnDevice.apply(x_ND, flops / (shape.device_gigaflops * 1e9), *weights)
+    return result
+
+
+class DenseBlock(nn.Module):
+    """What every rank computes of its own tokens, without any exchange."""
+
+    def __init__(self, shape: Shape) -> None:
+        super().__init__()
+        self.up_and_gate = nn.Linear(shape.dim, 2 * shape.dense_dim, bias=False)
+        self.down = nn.Linear(shape.dense_dim, shape.dim, bias=False)
+        self._shape = shape
+
+    def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
+        """Shape: as `x_TD`."""
+        if self._shape.device_gigaflops:
+            return on_device(self._shape, x_TD, [*self.parameters()])
+        up, gate = self.up_and_gate(x_TD).chunk(2, dim=-1)
+        return self.down(nn.functional.silu(gate) * up)
+
+
 class Stack(nn.Module):
-    """Residual expert layers."""
+    """Residual layers: expert layers, each behind a dense block where the shape has them."""
 
     def __init__(self, shape: Shape, group: ExpertParallelGroup) -> None:
         super().__init__()
@@ -120,10 +173,13 @@ class Stack(nn.Module):
             )
             for layer in range(shape.layers)
         )
+        self.dense_blocks = nn.ModuleList(DenseBlock(shape) for _ in range(shape.layers if shape.dense_dim else 0))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Shape: as `x`."""
-        for layer in self.layers:
+        for dense, layer in zip_longest(self.dense_blocks, self.layers):
+            if dense is not None:
+                x = x + dense(x)
             x = x + layer(x)
         return x
 
@@ -136,6 +192,9 @@ class Run:
         self.shape, self.group = shape, group
         self.model = Stack(shape, group)
         self.agent = Agent(self.model, options) if options is not None else None
+        if shape.device_gigaflops:  # once the agent has seen that real experts compute the same as guests
+            for layer in self.model.layers:
+                layer.experts.compute = partial(on_device, shape)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         self._x = torch.randn(shape.tokens, shape.dim, generator=torch.Generator().manual_seed(group.rank))
         self.summary: Any = None

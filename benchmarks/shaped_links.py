@@ -7,8 +7,12 @@ plain expert parallelism, one with guests, and one with the same guests whose we
     hidden share = 1 - (step - step in place) / transfers alone
 
 Bytes are those that the nodes' uplinks have sent, from the interface counters. Weights and gradients are what the agent
-has sent, without headers; the rest are tokens, control and headers. All ranks share the cores of this machine, so that
-compute takes longer than it would on nodes of their own.
+has sent, without headers; the rest are tokens, control and headers.
+
+All ranks share the cores of this machine, which also carry every byte through the kernel (about 1.7 ns each, of 8 ns
+that a byte takes on a link of 1 Gbit/s): where cores compute all the time, that much of a transfer cannot be hidden.
+With `--device-gigaflops` a rank waits for an accelerator in place of computing, and the cores are free for the network,
+as they are beside a GPU. Everything else, experts' weights and gradients included, is real.
 """
 
 from __future__ import annotations
@@ -182,6 +186,20 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--layers", type=int, default=3)
     parser.add_argument("--dim", type=int, default=512, help="width of a token")
     parser.add_argument("--hidden-dim", type=int, default=1024, help="width inside an expert")
+    parser.add_argument(
+        "--dense-dim",
+        type=int,
+        default=2048,
+        help="width inside the dense block before each expert layer (attention, in a real model): as given, it computes"
+        " as much as the experts of a balanced rank; 0 for none",
+    )
+    parser.add_argument(
+        "--device-gigaflops",
+        type=float,
+        default=0,
+        help="let each rank wait for an accelerator of this speed, as GPUs leave the cores to the network; 0: the cores"
+        " compute",
+    )
     parser.add_argument("--tokens", type=int, default=512, help="of a rank")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--limit-seconds", type=float, default=600, help="after which it gives up")
@@ -206,7 +224,10 @@ def main() -> None:
     size = arguments.nodes * arguments.ranks_per_node
     shape = Shape(
         experts=max(8, 2 * size),
-        **{name: getattr(arguments, name) for name in ("layers", "dim", "hidden_dim", "tokens")},
+        **{
+            name: getattr(arguments, name)
+            for name in ("layers", "dim", "hidden_dim", "tokens", "dense_dim", "device_gigaflops")
+        },
     )
     with ExitStack() as stack:
         nodes = stack.enter_context(joined_nodes(arguments.nodes, megabits=arguments.megabits))

@@ -26,7 +26,7 @@ from rich.table import Table
 from taot_client import expert_parallel_group
 
 SHAPE = Shape(layers=2, experts=8, dim=256, hidden_dim=512, tokens=4096)
-"""512 tokens for an expert of 1.6 MB."""
+"""2,048 tokens for an expert of 1.6 MB."""
 
 IMBALANCES = (0.3, 0.5, 0.7, 0.9)
 

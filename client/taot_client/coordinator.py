@@ -19,7 +19,7 @@ from taot_planning.arrays import IntArray
 
 
 class Coordinator(Protocol):
-    """The five questions of a layer's forward, in the order in which it asks them, and what it computes."""
+    """What a layer's forward asks and tells, in this order, and what it computes."""
 
     def gate(self, weights: Weights) -> Weights:
         """Returns the home weights to compute with, behind whatever must see their gradients."""
@@ -29,6 +29,9 @@ class Coordinator(Protocol):
 
     def admit(self, experts_TK: torch.Tensor) -> LayerPass:
         """Agrees with the other ranks on who computes which tokens. Collective."""
+
+    def dispatched(self) -> None:
+        """Notes that the tokens of a pass have been exchanged: what gave way to them on the links may start."""
 
     def guests(self, layer_pass: LayerPass, x_guest: torch.Tensor) -> tuple[torch.Tensor, list[Weights]]:
         """Waits for the guests of a pass; returns their tokens and the weights of each, in slot order."""
@@ -70,6 +73,9 @@ class PlainCoordinator:
         if self._on_pass is not None:
             self._on_pass(gathered)
         return home_only_pass(self._group, self._home_E, experts_TK, gathered, site=site)
+
+    def dispatched(self) -> None:
+        """Nothing gave way."""
 
     def guests(self, layer_pass: LayerPass, x_guest: torch.Tensor) -> tuple[torch.Tensor, list[Weights]]:
         """There are none."""

@@ -118,6 +118,10 @@ class LayerAgent:
         self._gates.join(layer_pass.exchange)
         return layer_pass
 
+    def dispatched(self) -> None:
+        """Sends the guests that were decided on in this pass."""
+        self.supply.send_held()
+
     def guests(self, layer_pass: LayerPass, x_guest: torch.Tensor) -> tuple[torch.Tensor, list[Weights]]:
         """Waits for the guests of a pass and hands out their weights."""
         if layer_pass.site.step == NO_STEP:  # outside training, where gradients may be wanted all the same
@@ -243,7 +247,8 @@ class LayerAgent:
                 rates = self._state.record.gates.rates(self.route.layer, expert_size_bytes=self.route.layout.size_bytes)
                 timed = problem if rates is None else replace(problem, rates=rates)
                 num_journeys = 1 if self.supply.holds_for_backward else 2
-                self.supply.bring(without_vain_guests(timed, wanted_RK, num_journeys=num_journeys))
+                worthwhile_RK = without_vain_guests(timed, wanted_RK, num_journeys=num_journeys)
+                self.supply.bring(worthwhile_RK, after_tokens=True)
             return self.supply.resident_RK
         return self.supply.no_guests()
 

@@ -142,6 +142,8 @@ class ParallelExperts:
             layer_pass = self.coordinator.admit(experts_TK)
 
         received_ND, sent_order = self._dispatch(x_MD, layer_pass, pairs_per_row=experts_TK.shape[1] // rows_per_token)
+        with _disable_current_modes():
+            self.coordinator.dispatched()
         computed_ND = self._compute(received_ND, home_tensors, layer_pass)
         returned_MD = exchange_rows(
             computed_ND,

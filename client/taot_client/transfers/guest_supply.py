@@ -43,6 +43,7 @@ class GuestSupply:
         self._route = route
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
         self.resident_RK = self.no_guests()
+        self._held: list[Shipment] = []
         self._is_late_R = np.zeros(self.resident_RK.shape[0], dtype=bool)
         self._late_steps_R = np.zeros(self.resident_RK.shape[0], dtype=np.int64)
 
@@ -61,6 +62,7 @@ class GuestSupply:
 
     def renew(self, guests_RK: IntArray | None) -> None:
         """Forgets the guests of weights that have changed and sends for the given ones, if there is a plan."""
+        self.send_held()  # an exception may have kept the tokens from being exchanged; what is posted can be waited for
         self.slots.clear(timeout_seconds=self._state.transfer_timeout_seconds)
         self.resident_RK = self.no_guests()
         if guests_RK is not None:
@@ -69,12 +71,18 @@ class GuestSupply:
     def begin_pass(self) -> None:
         """Notes that a forward begins."""
 
-    def bring(self, wanted_RK: IntArray) -> None:
-        """Makes the wanted guests resident, sending only those that are not there yet. On every rank alike."""
-        self.fill(align_guests(wanted_RK, self.resident_RK))
+    def bring(self, wanted_RK: IntArray, *, after_tokens: bool = False) -> None:
+        """Makes the wanted guests resident, sending only those that are not there yet. On every rank alike.
 
-    def fill(self, placed_RK: IntArray) -> None:
-        """Makes guests resident in exactly these slots, sending only what is not there yet. On every rank alike."""
+        Args:
+            wanted_RK: the guests. Shape: [ranks, slots].
+            after_tokens: send them with `send_held`: tokens that are about to travel are waited for at once, guests
+                only after the home experts, and would take half of a link from them.
+        """
+        self.fill(align_guests(wanted_RK, self.resident_RK), after_tokens=after_tokens)
+
+    def fill(self, placed_RK: IntArray, *, after_tokens: bool = False) -> None:
+        """Makes guests resident in exactly these slots, see `bring`."""
         is_there_RK = placed_RK == self.resident_RK
         moves = schedule_moves(
             np.where(is_there_RK, EMPTY_SLOT, placed_RK),
@@ -95,8 +103,16 @@ class GuestSupply:
                 if move.expert not in packed:
                     packed[move.expert] = self._pack(move.expert)
                 shipments.append(self._route.weights(move, packed[move.expert], step=self._state.step))
-        self._state.weight_mover.post(shipments)
-        self._state.note_sent(shipments)
+        self._held += shipments
+        if not after_tokens:
+            self.send_held()
+
+    def send_held(self) -> None:
+        """Sends what was held back for tokens, if anything. On every rank at the same point of the program."""
+        if self._held:
+            held, self._held = self._held, []
+            self._state.weight_mover.post(held)
+            self._state.note_sent(held)
 
     def _receive(self, move: Move) -> Shipment:
         # Transfers that are under way end before their slot gets another guest.

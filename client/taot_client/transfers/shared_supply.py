@@ -92,11 +92,11 @@ class SharedSupply(GuestSupply):
         for each in self._shared.sets:
             each.user = None
 
-    def bring(self, wanted_RK: IntArray) -> None:
+    def bring(self, wanted_RK: IntArray, *, after_tokens: bool = False) -> None:
         """Makes the wanted guests resident. A layer that wants none leaves the set to its holder."""
         if self._set.holder is self or (wanted_RK != EMPTY_SLOT).any():
             self._take_set()
-            super().bring(wanted_RK)
+            super().bring(wanted_RK, after_tokens=after_tokens)
 
     def arrived(self, gathered: GatheredCounts) -> IntArray:
         """The planned guests: those that have arrived if they were sent ahead, else all, sent now. [ranks, slots]."""
