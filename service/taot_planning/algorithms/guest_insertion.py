@@ -41,12 +41,25 @@ def _holds(hot: int, cold: int, expert: int, state: GuestState) -> bool:
 def _price(hot: int, cold: int, expert: int, state: GuestState) -> int:
     """What a guest would cost: from its home, or where guests are passed on from the cheapest rank that has it."""
     price = int(state.price_XC[expert, cold])
-    for other in range(state.cost_CC.shape[0]):
-        if state.cost_CC[other, cold] < price:
-            is_resident = state.price_XC[expert, other] == 0
-            if is_resident or _holds(hot, other, expert, state):
-                price = int(state.cost_CC[other, cold])
+    if state.cost_CC.size == 0:
+        return price
+    num_slots = state.guest_P.shape[0] // state.cold_C.shape[0]
+    place = state.hot_H[hot, LATEST]
+    while place >= 0:
+        if state.guest_P[place, EXPERT] == expert:
+            price = min(price, int(state.cost_CC[place // num_slots, cold]))
+        place = state.guest_P[place, BEFORE]
+    if state.total[4]:
+        for other in range(state.cost_CC.shape[0]):
+            if state.price_XC[expert, other] == 0:
+                price = min(price, int(state.cost_CC[other, cold]))
     return price
+
+
+@kernel
+def _has_one_price(hot: int, state: GuestState) -> bool:
+    """Whether all experts of a hot rank cost the same on any cold rank: none can be passed on, and none is resident."""
+    return state.total[3] == 0 or (state.total[4] == 0 and state.hot_H[hot, LATEST] < 0)
 
 
 @kernel
@@ -56,11 +69,12 @@ def _choose_expert(hot: int, cold: int, amount: int, state: GuestState) -> int:
     Where prices differ, the cheapest of those that can carry the amount, and the smallest only among equals.
     """
     chosen, chosen_price = -1, 0
+    one_price = _has_one_price(hot, state)
     for expert in range(state.hot_H[hot, FROM], state.hot_H[hot, TO]):
         left = state.left_X[expert]
         if left == 0 or (chosen >= 0 and left < amount and left <= state.left_X[chosen]):
             continue
-        price = _price(hot, cold, expert, state) if state.total[3] else 0
+        price = 0 if one_price else _price(hot, cold, expert, state)
         is_dearer = price > chosen_price or (price == chosen_price and left >= state.left_X[chosen])
         if chosen >= 0 and state.left_X[chosen] >= amount and is_dearer:
             continue
@@ -130,7 +144,7 @@ def _choose_cold(hot: int, blinks: int, state: GuestState) -> int:
         state: the guests so far.
     """
     want, chance = state.hot_H[hot, LEFT], state.total[2]
-    first, one_price = state.hot_H[hot, FROM], state.total[3] == 0
+    first, one_price = state.hot_H[hot, FROM], _has_one_price(hot, state)
     single = 0
     for index in range(state.hot_H[hot, FROM], state.hot_H[hot, TO]):
         single = max(single, state.left_X[index])

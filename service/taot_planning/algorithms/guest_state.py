@@ -66,8 +66,8 @@ class GuestState(NamedTuple):
     `BEFORE` (-1: none), and the cost `PAID`. Shape: [places, 5]."""
 
     total: IntArray
-    """Surplus that no guest carries, cost of the guests, the state of the pseudo-random sequence, and whether experts
-    of one hot rank may differ in price. Shape: [4]."""
+    """Surplus that no guest carries, cost of the guests, the state of the pseudo-random sequence, whether experts of
+    one hot rank may differ in price, and whether any may be resident. Shape: [5]."""
 
 
 @kernel
@@ -135,7 +135,7 @@ def start_state(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the obje
     ranks_C = np.flatnonzero((excess_R < 0) & (slots_R > 0))
     hot_H = np.full((ranks_H.size, 4), -1, dtype=np.int64)
     cold_C = np.empty((ranks_C.size, 2), dtype=np.int64)
-    total = np.array([0, 0, 1, has_relay or resident_RK.size > 0])
+    total = np.array([0, 0, 1, has_relay or resident_RK.size > 0, resident_RK.size > 0])
     for hot in range(ranks_H.size):
         hot_H[hot, LEFT] = excess_R[ranks_H[hot]]
         total[0] += excess_R[ranks_H[hot]]
