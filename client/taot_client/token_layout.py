@@ -59,15 +59,15 @@ def lay_out_tokens(
     """
     # Read-only arrays all: the kernels are compiled once, not again for every caller in the middle of a step.
     arrays = read_only(counts_SE), read_only(home_E), read_only(guests_RK), read_only(quota_SRK)
-    send_order, send_splits_R = _lay_out_sending(rank, *arrays)
-    group_order, received_SC = _lay_out_receiving(rank, *arrays)
+    send_order, group_order, sizes_N = _lay_out(rank, *arrays)
+    sizes, num_ranks = sizes_N.tolist(), guests_RK.shape[0]
     return TokenLayout(
         send_order=send_order,
-        send_splits=send_splits_R.tolist(),
-        receive_splits=received_SC.sum(axis=1).tolist(),
+        send_splits=sizes[:num_ranks],
+        receive_splits=sizes[num_ranks : 2 * num_ranks],
         group_order=group_order,
-        tokens_C=received_SC.sum(axis=0).tolist(),
-        num_home=received_SC.shape[1] - guests_RK.shape[1],
+        tokens_C=sizes[2 * num_ranks :],
+        num_home=len(sizes) - 2 * num_ranks - guests_RK.shape[1],
     )
 
 
@@ -91,15 +91,14 @@ def _at_home(counts_SE: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> I
 
 
 @kernel
-def _lay_out_sending(
-    rank: int, counts_SE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray
+def _lay_out_sending(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
+    rank: int, counts_SE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray, at_home_SE: IntArray
 ) -> tuple[IntArray, IntArray]:
     """The sending order of `rank`, and how many pairs go to each rank.
 
     In the expert-sorted list, an expert's pairs go to its home first, then to its guests by rank and slot.
     """
     num_ranks, num_slots = guests_RK.shape
-    at_home_SE = _at_home(counts_SE, guests_RK, quota_SRK)
     first_E = np.zeros(home_E.size, dtype=np.int64)
     for expert in range(1, home_E.size):
         first_E[expert] = first_E[expert - 1] + counts_SE[rank, expert - 1]
@@ -127,11 +126,10 @@ def _lay_out_sending(
 
 @kernel
 def _lay_out_receiving(
-    rank: int, counts_SE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray
+    rank: int, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray, at_home_SE: IntArray
 ) -> tuple[IntArray, IntArray]:
     """The order that groups what `rank` receives by copy, and the pairs per source and copy."""
     num_ranks, num_slots = guests_RK.shape
-    at_home_SE = _at_home(counts_SE, guests_RK, quota_SRK)
     num_home = 0
     for expert in range(home_E.size):
         if home_E[expert] == rank:
@@ -158,3 +156,14 @@ def _lay_out_receiving(
                 filled += 1
             first_S[source] += received_SC[source, copy]
     return order, received_SC
+
+
+@kernel
+def _lay_out(
+    rank: int, counts_SE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """The orders of sending and of grouping, and in one array the pairs sent to each rank, from each, of each copy."""
+    at_home_SE = _at_home(counts_SE, guests_RK, quota_SRK)
+    send_order, sent_R = _lay_out_sending(rank, counts_SE, home_E, guests_RK, quota_SRK, at_home_SE)
+    group_order, received_SC = _lay_out_receiving(rank, home_E, guests_RK, quota_SRK, at_home_SE)
+    return send_order, group_order, np.concatenate((sent_R, received_SC.sum(axis=1), received_SC.sum(axis=0)))

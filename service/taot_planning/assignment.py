@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.copies import list_copies
-from taot_planning.copy_loads import load_copies
+from taot_planning.copy_loads import NO_CAPS, load_copies
+from taot_planning.kernel import kernel
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.node_crossings import reduce_crossings
 from taot_planning.token_sources import choose_sources
@@ -50,8 +51,22 @@ def split_tokens(problem: LayerProblem, guests_RK: IntArray) -> tuple[IntArray, 
         Tokens of each guest, and of each source rank that go to it.
         Shape: [ranks, slots], [source ranks, ranks, slots].
     """
-    counts_RE, nodes_R = problem.counts_RE, problem.topology.nodes_R
-    copies_CF = list_copies(problem.home_E, nodes_R, read_only(guests_RK))
-    tokens_RK = load_copies(counts_RE, problem.home_E, copies_CF, problem.topology, guests_RK.shape[1])
+    topology = problem.topology
+    caps_R = NO_CAPS if topology.token_cap_R is None else topology.token_cap_R
+    return _split(problem.counts_RE, problem.home_E, topology.nodes_R, topology.speeds_R, caps_R, read_only(guests_RK))
+
+
+@kernel
+def _split(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
+    counts_RE: IntArray,
+    home_E: IntArray,
+    nodes_R: IntArray,
+    speeds_R: IntArray,
+    caps_R: IntArray,
+    guests_RK: IntArray,
+) -> tuple[IntArray, IntArray]:
+    """Does what `split_tokens` does: one kernel, since ranks call it in the middle of a training step."""
+    copies_CF = list_copies(home_E, nodes_R, guests_RK)
+    tokens_RK = load_copies(counts_RE, home_E, copies_CF, speeds_R, caps_R, guests_RK.shape[1])
     tokens_RK = reduce_crossings(counts_RE, nodes_R, copies_CF, tokens_RK)
     return tokens_RK, choose_sources(counts_RE, nodes_R, copies_CF, tokens_RK)

@@ -16,31 +16,12 @@ from numpy.typing import NDArray
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.copies import END, EXPERT, FIRST, NEXT, RANK, SLOT
 from taot_planning.kernel import kernel
-from taot_planning.topology import Topology
 
-_NO_CAPS = read_only(np.empty(0, dtype=np.int64))
+NO_CAPS = read_only(np.empty(0, dtype=np.int64))
+"""Ranks may have any number of tokens."""
 
 _UNLIMITED = 2**62
 """More tokens than any layer has."""
-
-
-def load_copies(
-    counts_SE: IntArray, home_E: IntArray, copies_CF: IntArray, topology: Topology, num_slots: int
-) -> IntArray:
-    """Finds how many tokens each guest takes over so that the pace is the smallest possible (see `assign_tokens`).
-
-    Args:
-        counts_SE: tokens from each source rank to each expert, read-only. Shape: [source ranks, experts].
-        home_E: home rank of each expert, read-only. Shape: [experts].
-        copies_CF: the copies of experts that have guests, see `list_copies`. Shape: [copies, 7].
-        topology: the ranks' speeds and token caps.
-        num_slots: the largest number of guest slots of any rank.
-
-    Returns:
-        Tokens per guest slot. Shape: [ranks, slots].
-    """
-    caps_R = _NO_CAPS if topology.token_cap_R is None else topology.token_cap_R
-    return _load_copies(counts_SE, home_E, copies_CF, topology.speeds_R, caps_R, num_slots)
 
 
 class _Search(NamedTuple):
@@ -256,10 +237,22 @@ def _raise_caps(search: _Search, copies_CF: IntArray) -> None:
 
 
 @kernel
-def _load_copies(
+def load_copies(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
     counts_SE: IntArray, home_E: IntArray, copies_CF: IntArray, speeds_R: IntArray, caps_R: IntArray, num_slots: int
 ) -> IntArray:
-    """Kernel of `load_copies`. Shape: [ranks, slots]."""
+    """Finds how many tokens each guest takes over so that the pace is the smallest possible (see `assign_tokens`).
+
+    Args:
+        counts_SE: tokens from each source rank to each expert, read-only. Shape: [source ranks, experts].
+        home_E: home rank of each expert, read-only. Shape: [experts].
+        copies_CF: the copies of experts that have guests, see `list_copies`. Shape: [copies, 7].
+        speeds_R: speeds of the ranks, in thousandths. Shape: [ranks].
+        caps_R: tokens that each rank can take, or `NO_CAPS`. Shape: [ranks].
+        num_slots: the largest number of guest slots of any rank.
+
+    Returns:
+        Tokens per guest slot. Shape: [ranks, slots].
+    """
     tokens_E = np.zeros(home_E.size, dtype=np.int64)
     for source in range(counts_SE.shape[0]):
         for expert in range(home_E.size):

@@ -21,7 +21,8 @@ def kernel(function: _Function) -> _Function:
     Where no place for the cache can be written, each process compiles for itself.
 
     The disk cache notices changes of the file that a kernel is in, not of what that file imports. So call kernels from
-    Python or from kernels of their own file, and where that would make a file too long (`guest_search`), clear
+    Python or from kernels of their own file, and where that would make a file too long (`guest_search`,
+    `assignment`), clear
     `__pycache__` after a change of the file that is called, as after a change here.
     """
     try:

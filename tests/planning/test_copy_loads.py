@@ -12,7 +12,7 @@ from taot_planning import LayerPlan, LayerProblem, assign_tokens, check_plan, ra
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.capacity import capacities_at, pace_of
 from taot_planning.copies import list_copies
-from taot_planning.copy_loads import load_copies
+from taot_planning.copy_loads import NO_CAPS, load_copies
 from taot_planning.topology import SPEED_LIMITS_MILLI
 
 
@@ -188,7 +188,11 @@ def test_fewer_crossings_leave_the_loads_of_ranks_as_they_are() -> None:
         problem = two_level_problem(skewed_counts(seed, num_ranks=8, num_experts=32))
         guests_RK = random_guests(seed, problem)
         copies_CF = list_copies(problem.home_E, problem.topology.nodes_R, read_only(guests_RK))
-        tokens_RK = load_copies(problem.counts_RE, problem.home_E, copies_CF, problem.topology, guests_RK.shape[1])
+        topology = problem.topology
+        caps_R = NO_CAPS if topology.token_cap_R is None else topology.token_cap_R
+        tokens_RK = load_copies(
+            problem.counts_RE, problem.home_E, copies_CF, topology.speeds_R, caps_R, guests_RK.shape[1]
+        )
         loads_R = rank_loads(problem.counts_RE, problem.home_E) + tokens_RK.sum(axis=1)
         held_RK = guests_RK >= 0
         np.subtract.at(loads_R, problem.home_E[guests_RK[held_RK]], tokens_RK[held_RK])
