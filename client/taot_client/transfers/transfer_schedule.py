@@ -8,6 +8,7 @@ expert first crosses to one rank of each remote node, which then passes it on to
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
@@ -72,23 +73,48 @@ def schedule_moves(
             Shape: [ranks].
         resident_RK: experts whose weights the ranks have and keep meanwhile; used with relays. Shape: [ranks, slots].
     """
-    num_ranks = guests_RK.shape[0]
+    if relay_nodes_R is None:
+        return list(_schedule(_Table.of(guests_RK), _Table.of(home_E), None, None))
+    resident = None if resident_RK is None else _Table.of(resident_RK)
+    return list(_schedule(_Table.of(guests_RK), _Table.of(home_E), _Table.of(relay_nodes_R), resident))
+
+
+class _Table(NamedTuple):
+    """An array of whole numbers that can be compared."""
+
+    data: bytes
+    shape: tuple[int, ...]
+
+    @classmethod
+    def of(cls, values: IntArray) -> _Table:
+        return cls(values.tobytes(), values.shape)
+
+    def array(self) -> IntArray:
+        return np.frombuffer(self.data, dtype=np.int64).reshape(self.shape)
+
+
+@lru_cache(maxsize=1024)  # weights and gradients of a pass take the same ways, and so do those of later micro-batches
+def _schedule(guests: _Table, homes: _Table, relay_nodes: _Table | None, resident: _Table | None) -> tuple[Move, ...]:
+    """Does what `schedule_moves` does."""
+    guests_RK, home_E = guests.array(), homes.array()
+    nodes_R = None if relay_nodes is None else relay_nodes.array()
     relay_of: dict[tuple[int, int], int] = {}
-    if relay_nodes_R is not None:
-        relay_of = _choose_relays(guests_RK, home_E, relay_nodes_R, resident_RK)
+    if nodes_R is not None:
+        relay_of = _choose_relays(guests_RK, home_E, nodes_R, None if resident is None else resident.array())
     moves = []
-    for rank, slot in np.argwhere(guests_RK != EMPTY_SLOT).tolist():
-        expert = int(guests_RK[rank, slot])
-        home = int(home_E[expert])
-        relay = home if relay_nodes_R is None else relay_of.get((expert, int(relay_nodes_R[rank])), home)
-        source = home if relay == rank else relay
-        met = tournament_round(source, rank, num_ranks=num_ranks)
-        stage = int(source != home)
-        moves.append(Move(stage=stage, round=met, source=source, rank=rank, slot=slot, expert=expert, home=home))
+    for rank, guests_K in enumerate(guests_RK.tolist()):
+        for slot, expert in enumerate(guests_K):
+            if expert == EMPTY_SLOT:
+                continue
+            home = home_E.item(expert)
+            relay = home if nodes_R is None else relay_of.get((expert, nodes_R.item(rank)), home)
+            source = home if relay == rank else relay
+            met = tournament_round(source, rank, num_ranks=len(guests_RK))
+            moves.append(Move(int(source != home), met, source, rank, slot, expert, home))
     passed_on = {(move.source, move.expert) for move in moves if move.stage}
     if passed_on:
         moves = [move._replace(is_relay=(move.rank, move.expert) in passed_on) for move in moves]
-    return sorted(moves)
+    return tuple(sorted(moves))
 
 
 def gradient_order(moves: Sequence[Move]) -> list[Move]:
