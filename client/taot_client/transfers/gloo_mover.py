@@ -24,17 +24,18 @@ class _Flight:
 
     clock: TransferClock
     works: list[dist.Work] = field(default_factory=list)
-    ended: threading.Event = field(default_factory=threading.Event)
+    has_ended: bool = False
     error: RuntimeError | None = None
     num_landed: int = 0
-    landing: threading.Condition = field(default_factory=threading.Condition)
+    landing: threading.Condition = field(default_factory=lambda: threading.Condition(threading.Lock()))
     on_arrival: Callable[[], None] | None = None
 
     def is_done(self) -> bool:
-        return self.ended.is_set() and self.error is None
+        return self.has_ended and self.error is None
 
     def wait(self, timeout_seconds: float) -> bool:
-        ended = self.ended.wait(timeout_seconds)
+        with self.landing:
+            ended = self.landing.wait_for(lambda: self.has_ended, timeout_seconds)
         if self.error is not None:
             raise self.error
         return ended
@@ -52,8 +53,8 @@ class _Flight:
         finally:
             self.works.clear()  # they hold the buffers
             self.clock.arrive()
-            self.ended.set()
             with self.landing:
+                self.has_ended = True
                 self.landing.notify_all()
 
     def await_piece(self, index: int) -> None:
@@ -63,7 +64,7 @@ class _Flight:
             RuntimeError: if the transfer failed before.
         """
         with self.landing:
-            self.landing.wait_for(lambda: self.num_landed > index or self.ended.is_set())
+            self.landing.wait_for(lambda: self.num_landed > index or self.has_ended)
             if self.num_landed <= index:
                 raise self.error or RuntimeError("it ended before its last piece")
 
@@ -73,7 +74,7 @@ class _Flight:
             self.landing.notify_all()
 
 
-_Queue = queue.SimpleQueue[_Flight | None]
+_Queue = queue.SimpleQueue[list[_Flight] | None]
 
 
 class GlooMover:
@@ -106,6 +107,8 @@ class GlooMover:
         What cannot be posted, since the peer has gone, fails when it is waited for.
         """
         self._posted = [each for each in self._posted if not each.is_done()]
+        receives: list[_Flight] = []
+        sends: list[_Flight] = []
         relayed: dict[tuple[int, ...], list[Shipment]] = {}
         # Receives are watched by stage. What is passed on waits for none but those of stage 0, which wait for nobody:
         # in another order two ranks may wait for each other's relays for ever.
@@ -120,7 +123,12 @@ class GlooMover:
                 continue
             for piece in torch.split(shipment.buffer, PIECE_BYTES):
                 self._post_piece(shipment, flight, piece)
-            (self._receives if shipment.is_receive else self._sends).put(flight)
+            (receives if shipment.is_receive else sends).append(flight)
+        # Each watcher is woken once, after the last was posted: it would want the interpreter meanwhile.
+        if receives:
+            self._receives.put(receives)
+        if sends:
+            self._sends.put(sends)
         for together in relayed.values():
             self._relays.put(together)
 
@@ -153,8 +161,7 @@ class GlooMover:
             except Exception as error:  # noqa: BLE001 - the top of a thread
                 for flight in flights:
                     flight.error = flight.error or RuntimeError(f"there is nothing to pass on: {error}")
-            for flight in flights:
-                self._sends.put(flight)
+            self._sends.put(flights)
         self._sends.put(None)
 
     def _pass_on(self, together: list[Shipment], flights: list[_Flight]) -> None:
@@ -182,5 +189,6 @@ def _flight_of(shipment: Shipment) -> _Flight:
 
 
 def _watch(flights: _Queue) -> None:
-    while (flight := flights.get()) is not None:
-        flight.complete()
+    while (together := flights.get()) is not None:
+        for flight in together:
+            flight.complete()
