@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
@@ -11,6 +12,7 @@ import torch
 
 _ALIGNMENT_BYTES = 16
 _LABEL_WORDS = 4
+_LABEL = struct.Struct(f"={_LABEL_WORDS}q")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,8 +66,24 @@ class ExpertLayout:
 
     def views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The expert's tensors as views of a flat uint8 buffer."""
+        if self._cuts is not None:
+            parts = buffer.view(self.dtypes[0]).split_with_sizes(self._cuts)[::2]
+            return tuple(part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))
         spans = zip(self.shapes, self.dtypes, self.offsets_bytes, self._ends_bytes, strict=True)
         return tuple(buffer[start:end].view(dtype).view(shape) for shape, dtype, start, end in spans)
+
+    @cached_property
+    def _cuts(self) -> list[int] | None:
+        """Elements of each tensor and of the gap behind it, the label in the last; None where dtypes differ.
+
+        So that all views are cut at once.
+        """
+        if len(set(self.dtypes)) != 1:
+            return None
+        nexts_bytes = (*self.offsets_bytes[1:], self.buffer_bytes)
+        edges = zip(self.offsets_bytes, self._ends_bytes, nexts_bytes, strict=True)
+        cuts_bytes = [cut for start, end, following in edges for cut in (end - start, following - end)]
+        return [cut // self.dtypes[0].itemsize for cut in cuts_bytes]
 
     @cached_property
     def _ends_bytes(self) -> tuple[int, ...]:
@@ -75,6 +93,19 @@ class ExpertLayout:
     def label(self, buffer: torch.Tensor) -> torch.Tensor:
         """The label of a buffer: [layer, expert, weight epoch, checksum], int64, as a view."""
         return buffer[self.size_bytes : self.buffer_bytes].view(torch.int64)
+
+    def read_label(self, buffer: torch.Tensor) -> tuple[int, ...]:
+        """The numbers of a buffer's label. Stops a device until it is there."""
+        if buffer.device.type == "cpu":  # in one go, as it happens in the middle of a step
+            return _LABEL.unpack_from(buffer.numpy(), self.size_bytes)
+        return tuple(self.label(buffer).tolist())
+
+    def write_label(self, buffer: torch.Tensor, *label: int) -> None:
+        """Writes the numbers of a buffer's label."""
+        if buffer.device.type == "cpu":
+            _LABEL.pack_into(buffer.numpy(), self.size_bytes, *label)
+        else:
+            self.label(buffer).copy_(torch.tensor(label))
 
     def fill(self, buffer: torch.Tensor, tensors: Sequence[torch.Tensor]) -> None:
         """Copies an expert's tensors into a flat buffer; its label stays as it is."""

@@ -13,7 +13,7 @@ from taot_client.layer_pass import LayerPass
 from taot_client.parallel_experts import ParallelExperts
 from taot_client.transfers.layer_route import LayerRoute
 from taot_client.transfers.shipment import Shipment, WaitClock
-from taot_client.transfers.slot_table import SlotTable
+from taot_client.transfers.slot_table import SlotState, SlotTable
 from taot_client.transfers.transfer_schedule import Move, align_guests, schedule_moves
 from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
@@ -158,8 +158,9 @@ class GuestSupply:
             TransferError: if they do not come.
         """
         for slot in layer_pass.slots:
-            with self._clock.exposed():
-                self.slots.await_arrival(slot, timeout_seconds=self._state.transfer_timeout_seconds)
+            if self.slots.slots[slot].state is SlotState.RECEIVING:
+                with self._clock.exposed():
+                    self.slots.await_arrival(slot, timeout_seconds=self._state.transfer_timeout_seconds)
         epoch, guests_K = self._state.weight_epoch, layer_pass.plan.guests_RK[self._route.rank]
         return [self.slots.weights(slot, expert=int(guests_K[slot]), weight_epoch=epoch) for slot in layer_pass.slots]
 
@@ -180,7 +181,7 @@ class GuestSupply:
 
     def _pack(self, expert: int) -> torch.Tensor:
         return self._route.pack(
-            self._experts.split(self._experts.tensors())[self._local_of[expert]],
+            self._experts.split(tuple(tensor.detach() for tensor in self._experts.tensors()))[self._local_of[expert]],
             expert=expert,
             epoch=self._state.weight_epoch,
             with_checksum=self._state.options.debug,

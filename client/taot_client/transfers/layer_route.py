@@ -45,7 +45,7 @@ class LayerRoute:
         self.layout.fill(buffer, tensors)
         if self.is_labelled:
             checksum = self.layout.checksum(buffer) if with_checksum else 0
-            self.layout.label(buffer).copy_(torch.tensor([self.layer, expert, epoch, checksum]))
+            self.layout.write_label(buffer, self.layer, expert, epoch, checksum)
         return buffer
 
     def check_label(self, buffer: torch.Tensor, *, expert: int, epoch: int) -> None:
@@ -56,7 +56,7 @@ class LayerRoute:
         """
         if not self.is_labelled:
             return
-        *got, checksum = self.layout.label(buffer).tolist()
+        *got, checksum = self.layout.read_label(buffer)
         if got != [self.layer, expert, epoch]:
             raise RuntimeError(
                 f"a buffer for (layer, expert, weight epoch) {[self.layer, expert, epoch]} of layer {self.name!r}"
