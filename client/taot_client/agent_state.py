@@ -163,7 +163,7 @@ class AgentState:
     def note_pass(self, layer: LayerAgent, layer_pass: LayerPass, problem: LayerProblem, *, static_R: IntArray) -> None:
         """Notes a pass, whose loads would be `static_R` without guests; the leader reports complete micro-batches."""
         index = layer.route.layer
-        computed_R = np.array([each.computed_tokens for each in layer_pass.gathered.measured_R])
+        computed_R = layer_pass.gathered.computed_tokens_R
         self._settle(index, computed_R)
         if self.mode is StepMode.OBSERVE:
             would_be_R = layer.would_be_loads(problem)
@@ -172,7 +172,7 @@ class AgentState:
             started = OpenPass(
                 counts_RE=problem.counts_RE,
                 static_R=static_R,
-                planned_R=layer_pass.plan.loads_R(problem) if layer_pass.has_guests else static_R,
+                planned_R=layer_pass.plan.loads_beside(static_R, problem.home_E) if layer_pass.has_guests else static_R,
                 before_R=computed_R,
                 has_guests=layer_pass.has_guests,
             )

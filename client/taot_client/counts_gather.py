@@ -59,6 +59,9 @@ class Measured(NamedTuple):
     """Tokens computed in the layer of the gather, by all passes before this one."""
 
 
+_COMPUTED_TOKENS = Measured._fields.index("computed_tokens")
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalCounts:
     """The routing of one rank's tokens in one layer."""
@@ -89,8 +92,19 @@ class GatheredCounts:
     weight_changes_R: IntArray
     """Changes of the weights that each rank has announced in this step, see `WeightChanges`. Shape: [ranks]."""
 
-    measured_R: tuple[Measured, ...]
-    """What each rank has measured."""
+    measured_RM: IntArray
+    """What each rank has measured, in the order of `Measured`. Shape: [ranks, 5]."""
+
+    @property
+    def computed_tokens_R(self) -> IntArray:
+        """Tokens that each rank has computed in the layer before. Shape: [ranks]."""
+        computed_R: IntArray = self.measured_RM[:, _COMPUTED_TOKENS]
+        return computed_R
+
+    @property
+    def measured_R(self) -> tuple[Measured, ...]:
+        """What each rank has measured."""
+        return tuple(map(Measured._make, self.measured_RM.tolist()))
 
 
 def count_choices(experts_TK: torch.Tensor, *, num_experts: int) -> LocalCounts:
@@ -156,16 +170,18 @@ def gather_counts(
     """
     header = [site.step, site.micro_batch, site.layer, local.valid_tokens, ready_bits, weight_changes]
     header += measured or Measured()
-    message = torch.from_numpy(np.concatenate([np.array(header, dtype=np.int64), local.counts_E]))
-    with peers_named(f"the counts gather of {site}"):
-        rows = all_gather_host(group.counts, message, size=group.size).numpy()
+    message = np.empty(len(header) + local.counts_E.size, dtype=np.int64)
+    message[: len(header)] = header
+    message[len(header) :] = local.counts_E
+    with peers_named("the counts gather of", site):
+        rows = all_gather_host(group.counts, torch.from_numpy(message), size=group.size).numpy()
     _check_sites(rows[:, :3])
     return GatheredCounts(
         counts_RE=rows[:, len(header) :],
         valid_tokens_R=rows[:, 3],
         ready_bits_R=rows[:, 4],
         weight_changes_R=rows[:, 5],
-        measured_R=tuple(map(Measured._make, rows[:, 6 : len(header)].tolist())),
+        measured_RM=rows[:, 6 : len(header)],
     )
 
 

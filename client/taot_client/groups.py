@@ -153,8 +153,11 @@ class GroupError(RuntimeError):
 
 
 @contextmanager
-def peers_named(what: str) -> Iterator[None]:
+def peers_named(*what: object) -> Iterator[None]:
     """Says in the error of a collective what the ranks were about; the framework's own names a socket.
+
+    Args:
+        what: the words of it, made into text only when they are needed.
 
     Raises:
         GroupError: if the collective fails.
@@ -162,7 +165,9 @@ def peers_named(what: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        raise GroupError(f"during {what} a rank of the group has left or does not answer: {error}") from error
+        raise GroupError(
+            f"during {' '.join(map(str, what))} a rank of the group has left or does not answer: {error}"
+        ) from error
 
 
 def all_gather_host(group: dist.ProcessGroup, values: torch.Tensor, *, size: int) -> torch.Tensor:

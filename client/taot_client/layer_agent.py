@@ -52,7 +52,7 @@ class LayerAgent:
         self._plain = PlainCoordinator(parallel.group, parallel.home_E)
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
         self._gates = LayerGates(parallel.experts, self._collect)
-        self._surplus_tokens = 0.0
+        self._static_R: IntArray | None = None
 
     def check_unchanged(self) -> None:
         """Checks that the weights are still laid out as at start.
@@ -192,10 +192,10 @@ class LayerAgent:
             counts_RE=gathered.counts_RE,
             home_E=self._home_E,
             topology=state.timed_topology,
-            resident_RK=self.supply.resident_RK,
+            # Which guests are there matters to those alone who place others.
+            resident_RK=self.supply.resident_RK if state.mode in (StepMode.INLINE, StepMode.BLOCKING) else None,
         )
-        static_R = rank_loads(problem.counts_RE, self._home_E)
-        self._surplus_tokens = float(static_R.max() - static_R.mean())
+        static_R = self._static_R = rank_loads(problem.counts_RE, problem.home_E)
         plan = plan_from_guests(problem, self._place(site, gathered, problem))
         layout = lay_out_tokens(
             rank=rank,
@@ -221,9 +221,10 @@ class LayerAgent:
 
         A matter of this rank alone, by its own clock: all ranks hear of what has arrived.
         """
-        if self._state.mode is not StepMode.PLAN:
+        if self._state.mode is not StepMode.PLAN or self._static_R is None:
             return 0.0
-        surplus_us = self._surplus_tokens * self.meter.token_microseconds() * TRAINING_PER_FORWARD
+        loads = self._static_R.tolist()
+        surplus_us = (max(loads) - sum(loads) / len(loads)) * self.meter.token_microseconds() * TRAINING_PER_FORWARD
         return min(surplus_us * 1e-6, self._state.transfer_timeout_seconds)
 
     def _place(self, site: CallSite, gathered: GatheredCounts, problem: LayerProblem) -> IntArray:

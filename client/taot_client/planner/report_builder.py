@@ -56,7 +56,7 @@ class ReportBuilder:
 
     def _telemetry(self, ordered: list[GatheredCounts]) -> tuple[RankTelemetry, ...]:
         measured_R = ordered[-1].measured_R
-        computed_LR = np.array([[each.computed_tokens for each in outcome.measured_R] for outcome in ordered])
+        computed_LR = np.array([outcome.computed_tokens_R for outcome in ordered])
         new_LR, self._computed_LR = computed_LR - self._computed_LR, computed_LR
         telemetry = tuple(
             RankTelemetry(
