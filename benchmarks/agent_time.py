@@ -39,6 +39,7 @@ from taot_client.transfers.guest_gradients import GradientExchange
 from taot_client.transfers.guest_supply import GuestSupply
 from taot_client.transfers.layer_route import LayerRoute
 from taot_client.transfers.shipment import Shipment
+from taot_client.transfers.slot_table import SlotTable
 from taot_planning import LayerProblem, contiguous_homes, plan_layer
 from taot_planning.arrays import IntArray
 
@@ -70,6 +71,7 @@ PARTS: dict[str, list[Place]] = {
         *((ReadyGroup, name) for name in ("allgather", "broadcast", "alltoall_base", "send", "recv")),
         (LabellingMover, "label"),
         (Shipment, "wait"),
+        (SlotTable, "be_patient"),
     ],
     "count choices": [(layer_agent, "count_choices"), (coordinator, "count_choices")],
     "gather, without the collective": [(layer_agent, "gather_counts"), (coordinator, "gather_counts")],
