@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -23,11 +23,13 @@ class _Flight:
     """The works of one shipment; completed by a watcher thread, since gloo's own works do not tell."""
 
     clock: TransferClock
+    landing: threading.Condition
+    """Notified whenever a piece lands or a flight ends; one for all flights of a mover."""
+
     works: list[dist.Work] = field(default_factory=list)
     has_ended: bool = False
     error: RuntimeError | None = None
     num_landed: int = 0
-    landing: threading.Condition = field(default_factory=lambda: threading.Condition(threading.Lock()))
     on_arrival: Callable[[], None] | None = None
 
     def is_done(self) -> bool:
@@ -89,6 +91,7 @@ class GlooMover:
         self._group = group
         self._clock = clock
         self._posting = threading.Lock()
+        self._landing = threading.Condition()
         self._links = links
         self._posted: list[Shipment] = []
         self._receives: _Queue = queue.SimpleQueue()
@@ -114,14 +117,14 @@ class GlooMover:
         # in another order two ranks may wait for each other's relays for ever.
         for shipment in sorted(shipments, key=lambda each: (not each.is_receive, each.stage)):
             self._clock.depart()
-            flight = shipment.completion = _Flight(clock=self._clock)
+            flight = shipment.completion = _Flight(clock=self._clock, landing=self._landing)
             if self._links is not None and shipment.is_receive:
                 flight.on_arrival = self._links.expect(shipment)
             self._posted.append(shipment)
             if shipment.after:
                 relayed.setdefault(tuple(map(id, shipment.after)), []).append(shipment)
                 continue
-            for piece in torch.split(shipment.buffer, PIECE_BYTES):
+            for piece in _pieces(shipment.buffer):
                 self._post_piece(shipment, flight, piece)
             (receives if shipment.is_receive else sends).append(flight)
         # Each watcher is woken once, after the last was posted: it would want the interpreter meanwhile.
@@ -181,6 +184,10 @@ class GlooMover:
             for shipment, flight in zip(together, flights, strict=True):
                 piece = shipment.buffer[index * PIECE_BYTES : (index + 1) * PIECE_BYTES]
                 self._post_piece(shipment, flight, piece)
+
+
+def _pieces(buffer: torch.Tensor) -> Sequence[torch.Tensor]:
+    return [buffer] if buffer.numel() <= PIECE_BYTES else buffer.split(PIECE_BYTES)
 
 
 def _flight_of(shipment: Shipment) -> _Flight:
