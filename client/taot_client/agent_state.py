@@ -27,7 +27,7 @@ from taot_client.trace_recorder import TraceFile
 from taot_client.transfers.shipment import Mover, Shipment, TransferClock
 from taot_client.transfers.transfer_schedule import Move
 from taot_client.weight_changes import WeightChanges
-from taot_planning import LayerProblem, imbalance
+from taot_planning import LayerProblem, imbalance, plan_from_guests
 from taot_planning.arrays import IntArray
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class AgentState:
         computed_R = layer_pass.gathered.computed_tokens_R
         self._settle(index, computed_R)
         if self.mode is StepMode.OBSERVE:
-            would_be_R = layer.would_be_loads(problem)
+            would_be_R = plan_from_guests(problem, self.planned_guests(index)).loads_R(problem)
             self._add_pass(index, static_R, would_be_R, would_be_R)
         else:
             started = OpenPass(

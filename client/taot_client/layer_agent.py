@@ -15,7 +15,7 @@ from taot_client.counts_gather import NO_STEP, CallSite, GatheredCounts, count_c
 from taot_client.home_experts import Weights
 from taot_client.layer_gates import LayerGates
 from taot_client.layer_pass import LayerPass
-from taot_client.measuring.gain import TRAINING_PER_FORWARD, without_vain_guests
+from taot_client.measuring.gain import most_saved_us, without_vain_guests
 from taot_client.measuring.layer_meter import LayerMeter
 from taot_client.parallel_experts import ParallelExperts
 from taot_client.pinned_passes import PinnedPasses
@@ -211,21 +211,17 @@ class LayerAgent:
             plan=plan,
             layout=layout,
             exchange=self._make_exchange(site, plan.guests_RK),
-            slots=np.flatnonzero(plan.guests_RK[rank] != EMPTY_SLOT).tolist(),
+            slots=[slot for slot, guest in enumerate(plan.guests_RK[rank].tolist()) if guest != EMPTY_SLOT],
         )
         state.note_pass(self, layer_pass, problem, static_R=static_R)
         return layer_pass
 
     def _patience_seconds(self) -> float:
-        """How long this rank waits for planned guests that are late: they cannot save more than what is above the mean.
-
-        A matter of this rank alone, by its own clock: all ranks hear of what has arrived.
-        """
+        """How long this rank waits for planned guests that are late, by its own clock: all hear of what has arrived."""
         if self._state.mode is not StepMode.PLAN or self._static_R is None:
             return 0.0
-        loads = self._static_R.tolist()
-        surplus_us = (max(loads) - sum(loads) / len(loads)) * self.meter.token_microseconds() * TRAINING_PER_FORWARD
-        return min(surplus_us * 1e-6, self._state.transfer_timeout_seconds)
+        most_us = most_saved_us(self._static_R, token_us=self.meter.token_microseconds())
+        return min(most_us * 1e-6, self._state.transfer_timeout_seconds)
 
     def _place(self, site: CallSite, gathered: GatheredCounts, problem: LayerProblem) -> IntArray:
         """The guests that this pass may use, decided from what all ranks have gathered."""
@@ -259,11 +255,6 @@ class LayerAgent:
         if mode is StepMode.BLOCKING:
             return self._state.ask_planner(site, gathered)
         return plan_layer(problem, algorithm=self._state.spec.algorithm, options=self._fast_options).guests_RK
-
-    def would_be_loads(self, problem: LayerProblem) -> IntArray:
-        """Loads under the plan of the step's record, which observe mode does not carry out. Shape: [ranks]."""
-        planned = plan_from_guests(problem, self._state.planned_guests(self.route.layer))
-        return planned.loads_R(problem)
 
     # Gradients on their way home.
 

@@ -29,5 +29,6 @@ class WeightChanges:
     def hear(self, announced_R: IntArray) -> bool:
         """Takes what all ranks have announced in this step; whether any of it is new. Shape: [ranks]."""
         is_new = bool((announced_R != self._agreed_R).any())
-        self._agreed_R = announced_R.copy()
+        if is_new:
+            self._agreed_R = announced_R.copy()
         return is_new

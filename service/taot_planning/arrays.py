@@ -54,6 +54,9 @@ def read_only(values: IntArray) -> IntArray:
     Kernels are compiled once per kind of argument, and writable arrays are another kind: where the same kind
     is passed always, nothing compiles in the middle of a training step.
     """
+    flags = values.flags
+    if not flags.writeable and flags.c_contiguous and values.dtype == np.int64:
+        return values
     view = np.ascontiguousarray(values, dtype=np.int64).view()
     view.setflags(write=False)
     return view

@@ -34,6 +34,17 @@ def measured_gain_us(*, saved_tokens: int, token_picoseconds: int, exposed_us: i
     return saved_tokens * token_picoseconds * TRAINING_PER_FORWARD // 10**6 - exposed_us
 
 
+def most_saved_us(static_R: IntArray, *, token_us: float) -> float:
+    """Microseconds that guests can save at most: what the fullest rank has above the mean.
+
+    Args:
+        static_R: tokens of each rank without guests. Shape: [ranks].
+        token_us: time of one token in one expert, forward.
+    """
+    loads: list[int] = static_R.tolist()
+    return (max(loads) - sum(loads) / len(loads)) * token_us * TRAINING_PER_FORWARD
+
+
 def without_vain_guests(problem: LayerProblem, guests_RK: IntArray, *, num_journeys: int) -> IntArray:
     """The guests, or none where training is not expected to gain more than it waits for them. Shape: [ranks, slots].
 

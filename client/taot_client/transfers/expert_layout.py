@@ -97,13 +97,13 @@ class ExpertLayout:
     def read_label(self, buffer: torch.Tensor) -> tuple[int, ...]:
         """The numbers of a buffer's label. Stops a device until it is there."""
         if buffer.device.type == "cpu":  # in one go, as it happens in the middle of a step
-            return _LABEL.unpack_from(buffer.numpy(), self.size_bytes)
+            return _LABEL.unpack_from(buffer.numpy().data, self.size_bytes)
         return tuple(self.label(buffer).tolist())
 
     def write_label(self, buffer: torch.Tensor, *label: int) -> None:
         """Writes the numbers of a buffer's label."""
         if buffer.device.type == "cpu":
-            _LABEL.pack_into(buffer.numpy(), self.size_bytes, *label)
+            _LABEL.pack_into(buffer.numpy().data, self.size_bytes, *label)
         else:
             self.label(buffer).copy_(torch.tensor(label))
 

@@ -30,6 +30,10 @@ _GRADIENT = -1
 """What the label of a gradient says in place of a weight epoch."""
 
 
+_ANCHOR = torch.zeros((), requires_grad=True)
+"""Makes outputs part of the graph even where the tokens themselves need no gradient. It never gets one."""
+
+
 class GradientExchange:
     """The guest gradients of one pass through one layer. Every rank of the group has one, with the same moves."""
 
@@ -143,9 +147,7 @@ def enter_guests(
     `deliver` runs once in backward on every rank, also on those without guests: it is a point of the program at
     which ranks may act together.
     """
-    # The anchor makes the outputs part of the graph even where the tokens themselves need no gradient.
-    anchor = torch.zeros((), requires_grad=True)
-    x_guest, *weights = _GuestEntry.apply(anchor, deliver, x_guest, *weights)  # type: ignore[no-untyped-call]
+    x_guest, *weights = _GuestEntry.apply(_ANCHOR, deliver, x_guest, *weights)  # type: ignore[no-untyped-call]
     return x_guest, tuple(weights)
 
 

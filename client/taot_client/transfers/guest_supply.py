@@ -44,7 +44,7 @@ class GuestSupply:
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
         self.resident_RK = self.no_guests()
         self._held: list[Shipment] = []
-        self._is_late_R = np.zeros(self.resident_RK.shape[0], dtype=bool)
+        self._late_bits_R: IntArray | None = None  # in the last pass of the step: later ones find more guests there
         self._late_steps_R = np.zeros(self.resident_RK.shape[0], dtype=np.int64)
 
     def no_guests(self) -> IntArray:
@@ -54,8 +54,13 @@ class GuestSupply:
 
     def begin_step(self) -> None:
         """Counts the steps in a row in which a rank's guests came too late, as all ranks saw; too many are told."""
-        self._late_steps_R = np.where(self._is_late_R, self._late_steps_R + 1, 0)
-        self._is_late_R = np.zeros_like(self._is_late_R)
+        if self._late_bits_R is None and not self._late_steps_R.any():
+            return
+        is_late_R = (
+            np.zeros(self._late_steps_R.size, dtype=bool) if self._late_bits_R is None else self._late_bits_R != 0
+        )
+        self._late_steps_R = np.where(is_late_R, self._late_steps_R + 1, 0)
+        self._late_bits_R = None
         ranks = np.flatnonzero(self._late_steps_R == LATE_LIMIT_STEPS)
         if ranks.size:
             self._state.note_never_arrived(ranks.tolist(), layer=self._route.name, num_steps=LATE_LIMIT_STEPS)
@@ -133,13 +138,14 @@ class GuestSupply:
 
     def arrived(self, gathered: GatheredCounts) -> IntArray:
         """The resident guests that are there on their rank, as all ranks have told each other. [ranks, slots]."""
-        slots_K = np.arange(self.resident_RK.shape[1])
-        ready_RK = (gathered.ready_bits_R[:, None] >> slots_K[None, :]) & 1 == 1
-        late_RK = (self.resident_RK != EMPTY_SLOT) & ~ready_RK
-        self._is_late_R = late_RK.any(axis=1)  # in the last pass of the step: later ones find more guests there
-        if late_RK.any():
-            self._state.note_fallback("not_arrived")
-        return np.where(ready_RK, self.resident_RK, EMPTY_SLOT)
+        bit_K = 1 << np.arange(self.resident_RK.shape[1])
+        late_bits_R = (self.resident_RK != EMPTY_SLOT) @ bit_K & ~gathered.ready_bits_R
+        if not late_bits_R.any():
+            self._late_bits_R = None
+            return self.resident_RK
+        self._late_bits_R = late_bits_R
+        self._state.note_fallback("not_arrived")
+        return np.where(late_bits_R[:, None] & bit_K, EMPTY_SLOT, self.resident_RK)
 
     def ready_bits(self, *, patience_seconds: float = 0.0) -> int:
         """One bit per slot of this rank that holds weights of this epoch, after waiting for those on their way."""

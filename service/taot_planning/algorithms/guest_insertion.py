@@ -59,7 +59,7 @@ def _price(hot: int, cold: int, expert: int, state: GuestState) -> int:
 @kernel
 def _has_one_price(hot: int, state: GuestState) -> bool:
     """Whether all experts of a hot rank cost the same on any cold rank: none can be passed on, and none is resident."""
-    return state.total[3] == 0 or (state.total[4] == 0 and state.hot_H[hot, LATEST] < 0)
+    return bool(state.total[3] == 0 or (state.total[4] == 0 and state.hot_H[hot, LATEST] < 0))
 
 
 @kernel
