@@ -29,6 +29,18 @@ FALLBACK_REASONS = frozenset(
 """Reasons of fallbacks that the planner shows by name; it shows all others together as `other`."""
 
 
+AGENT_ERROR_REASONS = frozenset(
+    {
+        "call_failed",
+        "plan_refused",
+        "report_dropped",
+        "report_refused",
+    }
+)
+"""Reasons of agent errors that the planner shows by name: calls to the planner that failed, plans that the agent
+refused, reports that gave way to newer ones, reports that the planner refused. All others are shown as `other`."""
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class RankTelemetry:
     """What one rank measured since the last report."""
@@ -50,6 +62,13 @@ class RankTelemetry:
 
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     """Layers that ran without a plan though one was wanted, by reason (see `FALLBACK_REASONS`)."""
+
+    applied_layers: int = 0
+    """Passes through layers in which guests computed tokens. Ranks act alike: one of them tells it, as it does
+    fallbacks and errors."""
+
+    errors: Mapping[str, int] = field(default_factory=dict)
+    """Errors that training has survived, by reason (see `AGENT_ERROR_REASONS`)."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -119,6 +138,8 @@ def _check_telemetry(telemetry: RankTelemetry, *, field: str) -> None:
         "intra_node_sent_bytes": telemetry.intra_node_sent_bytes,
         "inter_node_sent_bytes": telemetry.inter_node_sent_bytes,
         "fallback_counts": min(telemetry.fallbacks.values(), default=0),
+        "applied_layer_count": telemetry.applied_layers,
+        "error_counts": min(telemetry.errors.values(), default=0),
     }
     for name, value in measured.items():
         if value < 0:

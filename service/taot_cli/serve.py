@@ -40,6 +40,12 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per flag
     max_plan_entries: Annotated[
         int, _flag("max-plan-entries", "Layers x ranks x ranks x slots of a session.")
     ] = ServiceConfig.max_plan_entries,
+    max_labelled_groups: Annotated[
+        int, _flag("max-labelled-groups", "Groups that have metrics of their own.")
+    ] = ServiceConfig.max_labelled_groups,
+    max_layer_series: Annotated[
+        int, _flag("max-layer-series", "Layers that have a metric of their own.")
+    ] = ServiceConfig.max_layer_series,
 ) -> None:
     """Run the planner service: gRPC for training jobs, HTTP for probes, metrics and people."""
     # Every local is a flag, and every flag a field.

@@ -55,6 +55,12 @@ class ServiceConfig:
     max_plan_entries: int = 2**26
     """Layers x ranks x ranks x slots of a session: the int64 numbers in a plan with token quotas."""
 
+    max_labelled_groups: int = 32
+    """Groups that have metrics of their own. With the next limit it keeps /metrics below 2,000 lines."""
+
+    max_layer_series: int = 512
+    """Layers of such groups that have a metric of their own; a group has them for all of its layers or none."""
+
     def __post_init__(self) -> None:
         if not self.host:
             raise ValueError("--host must not be empty: use 127.0.0.1 for this machine only")
@@ -69,6 +75,9 @@ class ServiceConfig:
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} must be >= 1, got {getattr(self, name)}")
+        for name in ("max_labelled_groups", "max_layer_series"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{_flag(name)} must be >= 0, got {getattr(self, name)}")
 
 
 _COUNTS = (

@@ -5,18 +5,22 @@ The label is `training_job` because Prometheus keeps `job` for its own targets.
 
 from __future__ import annotations
 
-from itertools import chain
+from collections.abc import Callable
 
-import numpy as np
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    ProcessCollector,
+    disable_created_metrics,
+)
 
-from taot_api.routing_report import FALLBACK_REASONS, RoutingReport
-from taot_api.session_spec import SessionSpec
-from taot_planning import imbalance
-from taot_planning.arrays import IntArray
-from taot_service.planning_work import SolvedPlan
-
-_GROUP = ("training_job", "group")
+from taot_planning import EMPTY_SLOT
+from taot_planning.explanation import Gate
+from taot_service.config import ServiceConfig
+from taot_service.group_series import GroupSeries
+from taot_service.planning_work import FinishedWork, SolvedPlan
 
 _SECONDS_BUCKETS = (
     1e-4,
@@ -37,103 +41,64 @@ _SECONDS_BUCKETS = (
     10.0,
 )
 
+_BALANCED = frozenset({Gate.BALANCED, Gate.WITHIN_TOLERANCE})
+
 
 class ServiceMetrics:
     """The metrics of one planner, in a registry of their own."""
 
-    def __init__(self, *, release: str) -> None:
+    def __init__(self, config: ServiceConfig, *, release: str) -> None:
+        # A second time per counter says nothing that resets do not, at the cost of a line each.
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         ProcessCollector(registry=self.registry)
-        self.sessions = self._gauge("taot_sessions", "Open sessions.")
+        self.groups = GroupSeries(
+            max_labelled_groups=config.max_labelled_groups, max_layer_series=config.max_layer_series
+        )
+        self.registry.register(self.groups)
         self.reports = self._counter("taot_reports", "Routing reports by what became of them.", "outcome")
         self.plans = self._counter("taot_plans", "Plans by what became of them.", "outcome")
-        self.planning_seconds = self._histogram("taot_planning_seconds", "Time spent planning one report.")
+        self.refusals = self._counter("taot_refusals", "Calls that were refused, by reason.", "reason")
         self.report_to_plan_seconds = self._histogram(
             "taot_report_to_plan_seconds", "Time from the arrival of a report to its plan being in force."
         )
-        self.refusals = self._counter("taot_refusals", "Calls that were refused, by reason.", "reason")
+        self._planning_seconds = self._histogram(
+            "taot_planning_seconds",
+            "Time from the arrival of a report to its plan being handed out, by phase: waiting for a solver thread,"
+            " planning, handing out.",
+            "phase",
+        )
+        self._layers = self._counter(
+            "taot_layers_planned", "Layers of plans by what came of them: guests, or why none.", "outcome"
+        )
         self._gates = self._counter("taot_plan_gates", "Layers whose plan a gate has changed.", "gate")
-        self._create_group_metrics()
+        self._gauge("taot_sessions_limit", "Sessions that may be open at a time.").set(config.max_sessions)
+        self.show(
+            "taot_jobs_without_series",
+            "Training jobs with a group beyond the limit of groups that have series.",
+            lambda: self.groups.num_jobs_without_series,
+        )
         info = self._gauge("taot_build_info", "Always 1; the label says which release runs.", "release")
         info.labels(release).set(1)
 
-    def _create_group_metrics(self) -> None:
-        mean = "mean over layers, (max - mean) / mean of the ranks' load"
-        self._before = self._gauge("taot_imbalance_before", f"Newest plan: imbalance without guests, {mean}.", *_GROUP)
-        self._after = self._gauge("taot_imbalance_after", f"Newest plan: expected imbalance, {mean}.", *_GROUP)
-        self._realised = self._gauge("taot_imbalance_realised", f"Last report: measured imbalance, {mean}.", *_GROUP)
-        self._cost = self._gauge("taot_plan_weighted_cost", "Newest plan: summed cost of its guests.", *_GROUP)
-        self._gain = self._gauge(
-            "taot_predicted_gain_seconds",
-            "Newest plan: predicted time of all layers' experts without guests minus with; absent when unknown.",
-            *_GROUP,
-        )
-        self._guests = self._gauge("taot_plan_guests", "Newest plan: guests by reach.", *_GROUP, "reach")
-        self._exposed = self._counter(
-            "taot_exposed_transfer_seconds",
-            "Time that ranks stood still for guests, summed over ranks.",
-            *_GROUP,
-        )
-        self._transfer = self._counter(
-            "taot_transfer_seconds",
-            "Time that guests were in flight, hidden or not, summed over ranks.",
-            *_GROUP,
-        )
-        self._sent = self._counter("taot_sent_bytes", "Guest weights and gradients sent, by reach.", *_GROUP, "reach")
-        self._fallbacks = self._counter(
-            "taot_fallbacks", "Layers that ran without a plan though one was wanted.", *_GROUP, "reason"
-        )
-        self._by_group = (
-            self._before,
-            self._after,
-            self._realised,
-            self._cost,
-            self._gain,
-            self._exposed,
-            self._transfer,
-        )
-        self._by_reach = (self._guests, self._sent)
+    def show(self, name: str, text: str, count: Callable[[], float]) -> None:
+        """Adds a gauge that is asked for its value whenever somebody looks."""
+        self._gauge(name, text).set_function(count)
 
-    def observe_plan(self, spec: SessionSpec, solved: SolvedPlan) -> None:
-        """Shows the newest plan of a session."""
-        group = (spec.training_job, spec.group)
-        self._before.labels(*group).set(solved.stats.imbalance_before)
-        self._after.labels(*group).set(solved.stats.imbalance_after)
-        self._cost.labels(*group).set(solved.stats.weighted_cost)
-        if solved.stats.predicted_gain_seconds is not None:
-            self._gain.labels(*group).set(solved.stats.predicted_gain_seconds)
-        self._guests.labels(*group, "intra_node").set(solved.intra_guests)
-        self._guests.labels(*group, "inter_node").set(solved.inter_guests)
-        for gate in chain.from_iterable(solved.gates_L):
-            self._gates.labels(gate.value).inc()
+    def observe_times(self, finished: FinishedWork, *, now_seconds: float) -> None:
+        """Adds how long it took to a plan that has just been handed out."""
+        arrival_seconds = finished.work.arrival_seconds
+        self._planning_seconds.labels("queue").observe(finished.started_seconds - arrival_seconds)
+        self._planning_seconds.labels("solve").observe(finished.solved_seconds - finished.started_seconds)
+        self._planning_seconds.labels("publish").observe(now_seconds - finished.solved_seconds)
 
-    def observe_telemetry(self, spec: SessionSpec, report: RoutingReport) -> None:
-        """Adds what the ranks measured, if the report says."""
-        if not report.telemetry_R:
-            return
-        group = (spec.training_job, spec.group)
-        ranks = report.telemetry_R
-        self._exposed.labels(*group).inc(sum(rank.exposed_transfer_seconds for rank in ranks))
-        self._transfer.labels(*group).inc(sum(rank.transfer_seconds for rank in ranks))
-        self._sent.labels(*group, "intra_node").inc(sum(rank.intra_node_sent_bytes for rank in ranks))
-        self._sent.labels(*group, "inter_node").inc(sum(rank.inter_node_sent_bytes for rank in ranks))
-        for rank in ranks:
-            for reason, count in rank.fallbacks.items():
-                shown = reason if reason in FALLBACK_REASONS else "other"
-                self._fallbacks.labels(*group, shown).inc(count)
-        if spec.layers:
-            self._realised.labels(*group).set(_realised_imbalance(report, spec.topology.speed_milli_R))
-
-    def forget(self, spec: SessionSpec) -> None:
-        """Removes the series of a session that has ended."""
-        group = (spec.training_job, spec.group)
-        for metric in self._by_group:
-            metric.remove(*group)
-        for metric in self._by_reach:
-            for reach in ("intra_node", "inter_node"):
-                metric.remove(*group, reach)
-        for reason in (*FALLBACK_REASONS, "other"):
-            self._fallbacks.remove(*group, reason)
+    def observe_layers(self, solved: SolvedPlan) -> None:
+        """Adds what became of the layers of an installed plan."""
+        for guests_RK, gates in zip(solved.guests_L, solved.gates_L, strict=True):
+            has_guests = bool((guests_RK != EMPTY_SLOT).any())
+            self._layers.labels(_layer_outcome(gates, has_guests=has_guests)).inc()
+            for gate in gates:
+                self._gates.labels(gate.value).inc()
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)
@@ -141,11 +106,13 @@ class ServiceMetrics:
     def _counter(self, name: str, text: str, *labels: str) -> Counter:
         return Counter(name, text, labels, registry=self.registry)
 
-    def _histogram(self, name: str, text: str) -> Histogram:
-        return Histogram(name, text, buckets=_SECONDS_BUCKETS, registry=self.registry)
+    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
+        return Histogram(name, text, labels, buckets=_SECONDS_BUCKETS, registry=self.registry)
 
 
-def _realised_imbalance(report: RoutingReport, speed_milli_R: IntArray | None) -> float:
-    """Mean over layers of the imbalance of the tokens that the ranks computed."""
-    loads_RL = np.stack([rank.computed_tokens_L for rank in report.telemetry_R])
-    return float(np.mean([imbalance(loads_R, speed_milli_R) for loads_R in loads_RL.T]))
+def _layer_outcome(gates: tuple[Gate, ...], *, has_guests: bool) -> str:
+    if has_guests:
+        return "guests"
+    if _BALANCED & set(gates):
+        return "balanced"
+    return "gated" if gates else "no_guests"

@@ -19,7 +19,7 @@ from taot_service.config import ServiceConfig
 from taot_service.limits import check_algorithm, check_limits
 from taot_service.metrics import ServiceMetrics
 from taot_service.plan_feed import PlanFeed, PlanSubscription
-from taot_service.planning_work import PlanningWork, SolvedPlan, SolverFailure
+from taot_service.planning_work import FinishedWork, PlanningWork, SolvedPlan, SolverFailure
 from taot_service.session import ReportOutcome, Session
 from taot_service.session_book import EndReason, SessionBook
 from taot_service.solver_pool import SolverPool
@@ -32,7 +32,7 @@ class Planner:
 
     def __init__(self, config: ServiceConfig) -> None:
         self.config = config
-        self.metrics = ServiceMetrics(release=__version__)
+        self.metrics = ServiceMetrics(config, release=__version__)
         self.is_warm = False
         self.is_draining = False
         self._book = SessionBook(
@@ -43,6 +43,15 @@ class Planner:
         self._feeds: dict[str, PlanFeed] = {}
         self._pool = SolverPool(
             num_threads=config.solver_threads, take_work=self._book.take_work, on_done=self._finish_work
+        )
+        self.metrics.show("taot_sessions", "Open sessions.", lambda: len(self.sessions))
+        self.metrics.show(
+            "taot_sessions_paused",
+            "Open sessions in which an operator wants no guests.",
+            lambda: sum(session.is_paused for session in self.sessions),
+        )
+        self.metrics.show(
+            "taot_queue_length", "Reports that wait for their plan or are being planned.", self._num_queued
         )
 
     @property
@@ -81,7 +90,7 @@ class Planner:
             self._forget(decision.replaced, EndReason.REPLACED)
         if session.session_id not in self._feeds:
             self._feeds[session.session_id] = PlanFeed()
-            self.metrics.sessions.set(len(self._book.sessions))
+            self.metrics.groups.open(spec)
         logger.info(
             "session %s of job %s group %s incarnation %s: %s, %s ranks, %s layers, algorithm %s, client %s",
             session.session_id,
@@ -107,8 +116,10 @@ class Planner:
         self.metrics.reports.labels(decision.outcome.value).inc()
         if decision.has_superseded:
             self.metrics.plans.labels("superseded").inc()
-        if decision.outcome is not ReportOutcome.REPEATED:
-            self.metrics.observe_telemetry(session.spec, report)
+        if decision.outcome not in (ReportOutcome.REPEATED, ReportOutcome.REHEARSAL):
+            self.metrics.groups.note_report(
+                session.spec, report, planner_epoch=self.planner_epoch, now_seconds=time.time()
+            )
         self._pool.wake()
 
     async def plan_now(
@@ -133,7 +144,7 @@ class Planner:
             arrival_seconds=time.monotonic(),
         )
         try:
-            result = await asyncio.wait_for(self._pool.solve_now(work), timeout_seconds)
+            finished = await asyncio.wait_for(self._pool.solve_now(work), timeout_seconds)
         except asyncio.TimeoutError:
             self.metrics.plans.labels("abandoned").inc()
             message = f"no plan within the {timeout_seconds:.3f} s that the caller gave: go on without"
@@ -141,12 +152,14 @@ class Planner:
         except asyncio.CancelledError:
             self.metrics.plans.labels("abandoned").inc()
             raise
+        result = finished.result
         if isinstance(result, SolverFailure):
             self.metrics.plans.labels("failed").inc()
             raise ContractError(Reason.PLANNING_FAILED, f"planning failed ({result.message}): go on without a plan")
+        plan = self._book.publish(work, result, create_time_seconds=time.time())
         self.metrics.plans.labels("answered").inc()
-        self.metrics.planning_seconds.observe(result.stats.planning_seconds)
-        return self._book.publish(work, result, create_time_seconds=time.time())
+        self.metrics.observe_times(finished, now_seconds=time.monotonic())
+        return plan
 
     def subscribe(self, session: Session, *, after_version: int) -> PlanSubscription:
         """Starts to watch a session, which stays alive meanwhile; `unsubscribe` must follow."""
@@ -182,7 +195,11 @@ class Planner:
         """Stops the solver threads; False when one of them is still busy."""
         return await self._pool.close(timeout_seconds=self.config.drain_seconds)
 
-    def _finish_work(self, work: PlanningWork, result: SolvedPlan | SolverFailure) -> None:
+    def _num_queued(self) -> int:
+        return self._pool.num_jobs + sum(session.has_waiting for session in self.sessions)
+
+    def _finish_work(self, finished: FinishedWork) -> None:
+        work, result = finished.work, finished.result
         if isinstance(result, SolverFailure):
             self.metrics.plans.labels("abandoned" if result.is_abandoned else "failed").inc()
             self._book.give_up(work)
@@ -191,17 +208,27 @@ class Planner:
         if isinstance(plan, EndReason):
             self.metrics.plans.labels("session_ended").inc()
             return
-        self.metrics.plans.labels("installed").inc()
-        self.metrics.planning_seconds.observe(result.stats.planning_seconds)
-        self.metrics.report_to_plan_seconds.observe(time.monotonic() - work.arrival_seconds)
-        self.metrics.observe_plan(work.spec, result)
         if not self.is_draining:
             self._feeds[work.session_id].publish(plan)
+        self._observe_plan(finished, result, plan)
+
+    def _observe_plan(self, finished: FinishedWork, solved: SolvedPlan, plan: PublishedPlan) -> None:
+        now_seconds = time.monotonic()
+        self.metrics.plans.labels("installed").inc()
+        self.metrics.observe_times(finished, now_seconds=now_seconds)
+        self.metrics.report_to_plan_seconds.observe(now_seconds - finished.work.arrival_seconds)
+        self.metrics.observe_layers(solved)
+        self.metrics.groups.note_plan(
+            finished.work.spec,
+            solved,
+            version=plan.identity.version,
+            source_step=plan.source_step,
+            now_seconds=plan.create_time_seconds,
+        )
 
     def _forget(self, session: Session, reason: EndReason) -> None:
         self._feeds.pop(session.session_id).end(self._book.missing(session.session_id))
-        self.metrics.forget(session.spec)
-        self.metrics.sessions.set(len(self._book.sessions))
+        self.metrics.groups.forget(session.spec)
         logger.info(
             "session %s of job %s group %s %s after %s reports and %s plans",
             session.session_id,

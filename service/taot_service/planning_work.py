@@ -70,3 +70,20 @@ class SolverFailure:
 
     is_abandoned: bool = False
     """Whether nobody waited for the plan any more, which is no fault."""
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FinishedWork:
+    """What a solver thread hands back."""
+
+    work: PlanningWork
+    """What was to be planned."""
+
+    result: SolvedPlan | SolverFailure
+    """What came of it."""
+
+    started_seconds: float
+    """When the thread began with it, on the clock of the sessions."""
+
+    solved_seconds: float
+    """When the thread was done, on the clock of the sessions."""

@@ -98,6 +98,11 @@ class Session:
         """Whether a report waits and none of this session is being planned."""
         return self._waiting is not None and self._in_work is None
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether a report waits to be planned."""
+        return self._waiting is not None
+
     def find_plan(self, version: int) -> PublishedPlan | None:
         """The plan of that version, if it is still kept."""
         return next((plan for plan in self._plans if plan.identity.version == version), None)

@@ -9,29 +9,34 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 
 from taot_planning import warm_up
-from taot_service.planning_work import PlanningWork, SolvedPlan, SolverFailure
+from taot_service.planning_work import FinishedWork, PlanningWork
 from taot_service.solver import solve
 
 
 class _Job:
     """One piece of work on its way through a thread."""
 
-    def __init__(self, work: PlanningWork, *, answer: asyncio.Future[SolvedPlan | SolverFailure] | None) -> None:
+    def __init__(self, work: PlanningWork, *, answer: asyncio.Future[FinishedWork] | None) -> None:
         self.work = work
         self.answer = answer
         """Set for a caller that waits; None for the plan of a session."""
         self.stop = threading.Event()
         """Set when nobody wants the plan any more."""
 
-    def run(self) -> SolvedPlan | SolverFailure:
+    def run(self) -> FinishedWork:
         """Runs in a solver thread."""
-        return solve(self.work, has_quotas=self.answer is not None, is_wanted=lambda: not self.stop.is_set())
+        started_seconds = time.monotonic()
+        result = solve(self.work, has_quotas=self.answer is not None, is_wanted=lambda: not self.stop.is_set())
+        return FinishedWork(
+            work=self.work, result=result, started_seconds=started_seconds, solved_seconds=time.monotonic()
+        )
 
 
 class SolverPool:
@@ -42,7 +47,7 @@ class SolverPool:
         *,
         num_threads: int,
         take_work: Callable[[], PlanningWork | None],
-        on_done: Callable[[PlanningWork, SolvedPlan | SolverFailure], None],
+        on_done: Callable[[FinishedWork], None],
     ) -> None:
         """Starts no thread yet.
 
@@ -56,9 +61,14 @@ class SolverPool:
         self._take_work = take_work
         self._on_done = on_done
         self._urgent: deque[_Job] = deque()
-        self._running: dict[_Job, asyncio.Future[SolvedPlan | SolverFailure]] = {}
+        self._running: dict[_Job, asyncio.Future[FinishedWork]] = {}
         self._is_closed = False
         self._warm_up: Future[None] | None = None
+
+    @property
+    def num_jobs(self) -> int:
+        """Work of callers that wait for a thread, and all work that is in one."""
+        return len(self._urgent) + len(self._running)
 
     async def warm_up(self) -> None:
         """Compiles the kernels in a solver thread."""
@@ -76,7 +86,7 @@ class SolverPool:
             self._running[job] = future
             future.add_done_callback(partial(self._finish, job))
 
-    async def solve_now(self, work: PlanningWork) -> SolvedPlan | SolverFailure:
+    async def solve_now(self, work: PlanningWork) -> FinishedWork:
         """Plans ahead of all sessions. A cancelled caller costs at most the layer that is being planned."""
         job = _Job(work, answer=asyncio.get_running_loop().create_future())
         assert job.answer is not None
@@ -98,7 +108,7 @@ class SolverPool:
         self._is_closed = True
         for job in self._running:
             job.stop.set()
-        busy: set[asyncio.Future[SolvedPlan | SolverFailure]] = set()
+        busy: set[asyncio.Future[FinishedWork]] = set()
         if self._running:
             _, busy = await asyncio.wait(set(self._running.values()), timeout=timeout_seconds)
         self._executor.shutdown(wait=False, cancel_futures=True)
@@ -110,12 +120,12 @@ class SolverPool:
         work = self._take_work()
         return None if work is None else _Job(work, answer=None)
 
-    def _finish(self, job: _Job, done: asyncio.Future[SolvedPlan | SolverFailure]) -> None:
-        result = done.result()
+    def _finish(self, job: _Job, done: asyncio.Future[FinishedWork]) -> None:
+        finished = done.result()
         self._num_free += 1
         del self._running[job]
         if job.answer is None:
-            self._on_done(job.work, result)
+            self._on_done(finished)
         elif not job.answer.done():
-            job.answer.set_result(result)
+            job.answer.set_result(finished)
         self.wake()

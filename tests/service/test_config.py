@@ -28,6 +28,8 @@ from taot_service.limits import check_limits
         ("max_experts", 0),
         ("max_slots", 0),
         ("max_plan_entries", 0),
+        ("max_labelled_groups", -1),
+        ("max_layer_series", -1),
     ],
 )
 def test_a_wrong_setting_is_refused_with_its_flag(field, value):

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from routing_samples import make_report, make_spec
 
 from taot_api import RankTelemetry
-from taot_api.routing_report import FALLBACK_REASONS
+from taot_api.routing_report import AGENT_ERROR_REASONS, FALLBACK_REASONS
 from taot_api.v1 import planner_pb2 as pb
 from taot_planning import PlanningOptions
 from taot_service.config import ServiceConfig
@@ -63,7 +63,8 @@ def test_metric_names_and_labels_keep_to_the_rules(http, client):
     report = make_report(spec, step=1, telemetry_R=(telemetry(fallbacks={"no_plan_yet": 1}),) * 4)
     client.report_and_wait(client.open(spec), spec, report)
     for family in parse_text(http.get("/metrics").text):
-        if family.name.startswith(("process_", "python_")) or family.name.endswith("_created"):
+        assert not family.name.endswith("_created")
+        if family.name.startswith("process_"):
             continue
         assert re.fullmatch(r"taot_[a-z_]+", family.name)
         assert family.documentation
@@ -84,6 +85,8 @@ def test_what_the_ranks_measured_adds_up(http, client):
             intra_node_sent_bytes=10,
             inter_node_sent_bytes=100 * rank,
             fallbacks={"no_plan_yet": 2, "a reason nobody knows": 1},
+            applied_layers=3,
+            errors={"call_failed": 1, "another nobody knows": 2},
         )
         for rank in range(4)
     )
@@ -93,7 +96,10 @@ def test_what_the_ranks_measured_adds_up(http, client):
     samples = samples_of(http)
     group = (("group", "ep0"), ("training_job", spec.training_job))
     assert samples["taot_exposed_transfer_seconds_total", group] == pytest.approx(2.0)
-    assert samples["taot_transfer_seconds_total", group] == pytest.approx(8.0)
+    assert samples["taot_hidden_transfer_seconds_total", group] == pytest.approx(6.0)
+    assert samples["taot_applied_layers_total", group] == 12
+    assert samples["taot_agent_errors_total", (group[0], ("reason", "call_failed"), group[1])] == 4
+    assert samples["taot_agent_errors_total", (group[0], ("reason", "other"), group[1])] == 8
     reach = {reach: (group[0], ("reach", reach), group[1]) for reach in ("intra_node", "inter_node")}
     assert samples["taot_sent_bytes_total", reach["intra_node"]] == 40
     assert samples["taot_sent_bytes_total", reach["inter_node"]] == 600
@@ -101,8 +107,8 @@ def test_what_the_ranks_measured_adds_up(http, client):
     assert samples["taot_fallbacks_total", (group[0], ("reason", "other"), group[1])] == 4
     # Loads 200, 100, 100, 100 in one layer, even in the other: (200 - 125) / 125 / 2.
     assert samples["taot_imbalance_realised", group] == pytest.approx(0.3)
-    assert samples["taot_imbalance_before", group] == pytest.approx(plan.stats.imbalance_before)
-    assert samples["taot_imbalance_after", group] == pytest.approx(plan.stats.imbalance_after)
+    assert samples["taot_imbalance_static", group] == pytest.approx(plan.stats.imbalance_before)
+    assert samples["taot_imbalance_planned", group] == pytest.approx(plan.stats.imbalance_after)
     assert samples["taot_plan_weighted_cost", group] == pytest.approx(plan.stats.weighted_cost)
     guests = sum(samples["taot_plan_guests", labels] for labels in reach.values())
     assert guests == sum(int((guests_RK != -1).sum()) for guests_RK in plan.guests_L) > 0
@@ -161,8 +167,11 @@ def test_gates_are_counted_by_layers_and_travel_with_the_plan(http, client):
 def test_series_of_an_ended_session_are_removed(http, client):
     spec = make_spec(training_job="passing-by")
     session_id = client.open(spec)
-    every = dict.fromkeys([*FALLBACK_REASONS, "unheard of"], 1)
-    report = make_report(spec, step=1, telemetry_R=(telemetry(fallbacks=every),) * 4)
+    every = {
+        "fallbacks": dict.fromkeys([*FALLBACK_REASONS, "unheard of"], 1),
+        "errors": dict.fromkeys([*AGENT_ERROR_REASONS, "unheard of"], 1),
+    }
+    report = make_report(spec, step=1, telemetry_R=(telemetry(**every),) * 4)
     client.report_and_wait(session_id, spec, report)
     assert "passing-by" in http.get("/metrics").text
     client.stub.CloseSession(pb.CloseSessionRequest(session_id=session_id), timeout=CALL_SECONDS)
@@ -221,7 +230,7 @@ def test_every_reason_that_the_agent_gives_has_a_series_of_its_own():
     import taot_client
     from taot_client.planner.step_record import ModeReason
 
-    sources = "".join(path.read_text() for path in Path(taot_client.__file__).parent.glob("*.py"))
+    sources = "".join(path.read_text() for path in Path(taot_client.__file__).parent.rglob("*.py"))
     given = set(re.findall(r'note_fallback\("(\w+)"\)', sources))
     given |= {reason.name.lower() for reason in ModeReason} - {"as_configured"}
     assert given

@@ -70,6 +70,8 @@ def _encode_telemetry(telemetry: RankTelemetry) -> pb.RankTelemetry:
         intra_node_sent_bytes=telemetry.intra_node_sent_bytes,
         inter_node_sent_bytes=telemetry.inter_node_sent_bytes,
         fallback_counts=telemetry.fallbacks,
+        applied_layer_count=telemetry.applied_layers,
+        error_counts=telemetry.errors,
     )
 
 
@@ -83,4 +85,6 @@ def _decode_telemetry(message: pb.RankTelemetry, *, num_layers: int, field: str)
         intra_node_sent_bytes=message.intra_node_sent_bytes,
         inter_node_sent_bytes=message.inter_node_sent_bytes,
         fallbacks=dict(message.fallback_counts),
+        applied_layers=message.applied_layer_count,
+        errors=dict(message.error_counts),
     )

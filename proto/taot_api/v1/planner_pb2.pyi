@@ -122,8 +122,15 @@ class ReportRoutingResponse(_message.Message):
     def __init__(self, latest_plan: _Optional[_Union[PlanIdentity, _Mapping]] = ..., is_paused: bool = ...) -> None: ...
 
 class RankTelemetry(_message.Message):
-    __slots__ = ("computed_token_counts", "exposed_transfer_duration", "transfer_duration", "intra_node_sent_bytes", "inter_node_sent_bytes", "fallback_counts")
+    __slots__ = ("computed_token_counts", "exposed_transfer_duration", "transfer_duration", "intra_node_sent_bytes", "inter_node_sent_bytes", "fallback_counts", "applied_layer_count", "error_counts")
     class FallbackCountsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class ErrorCountsEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
         VALUE_FIELD_NUMBER: _ClassVar[int]
@@ -136,13 +143,17 @@ class RankTelemetry(_message.Message):
     INTRA_NODE_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     INTER_NODE_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     FALLBACK_COUNTS_FIELD_NUMBER: _ClassVar[int]
+    APPLIED_LAYER_COUNT_FIELD_NUMBER: _ClassVar[int]
+    ERROR_COUNTS_FIELD_NUMBER: _ClassVar[int]
     computed_token_counts: Int32Tensor
     exposed_transfer_duration: _duration_pb2.Duration
     transfer_duration: _duration_pb2.Duration
     intra_node_sent_bytes: int
     inter_node_sent_bytes: int
     fallback_counts: _containers.ScalarMap[str, int]
-    def __init__(self, computed_token_counts: _Optional[_Union[Int32Tensor, _Mapping]] = ..., exposed_transfer_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., transfer_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., intra_node_sent_bytes: _Optional[int] = ..., inter_node_sent_bytes: _Optional[int] = ..., fallback_counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
+    applied_layer_count: int
+    error_counts: _containers.ScalarMap[str, int]
+    def __init__(self, computed_token_counts: _Optional[_Union[Int32Tensor, _Mapping]] = ..., exposed_transfer_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., transfer_duration: _Optional[_Union[_duration_pb2.Duration, _Mapping]] = ..., intra_node_sent_bytes: _Optional[int] = ..., inter_node_sent_bytes: _Optional[int] = ..., fallback_counts: _Optional[_Mapping[str, int]] = ..., applied_layer_count: _Optional[int] = ..., error_counts: _Optional[_Mapping[str, int]] = ...) -> None: ...
 
 class PlanNowRequest(_message.Message):
     __slots__ = ("report", "layer_indices")
