@@ -183,6 +183,8 @@ class AgentState:
             self.trace.add(**at, counts_RE=layer_pass.gathered.counts_RE)
         if self.leader is None:
             return
+        if layer_pass.has_guests:
+            self._reports.add_applied()
         report = self._reports.add(
             step=site.step,
             micro_batch=site.micro_batch,

@@ -5,7 +5,7 @@ The label is `training_job` because Prometheus keeps `job` for its own targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -16,11 +16,13 @@ from prometheus_client import (
     disable_created_metrics,
 )
 
+from taot_api.contract_error import Reason
 from taot_planning import EMPTY_SLOT
 from taot_planning.explanation import Gate
 from taot_service.config import ServiceConfig
 from taot_service.group_series import GroupSeries
 from taot_service.planning_work import FinishedWork, SolvedPlan
+from taot_service.session import ReportOutcome
 
 _SECONDS_BUCKETS = (
     1e-4,
@@ -41,6 +43,10 @@ _SECONDS_BUCKETS = (
     10.0,
 )
 
+PLAN_OUTCOMES = ("installed", "answered", "superseded", "abandoned", "failed", "session_ended")
+"""In force; handed to a caller that waited; dropped for a newer report; wanted by nobody any more; not found; too late
+for its session."""
+
 _BALANCED = frozenset({Gate.BALANCED, Gate.WITHIN_TOLERANCE})
 
 
@@ -56,9 +62,13 @@ class ServiceMetrics:
             max_labelled_groups=config.max_labelled_groups, max_layer_series=config.max_layer_series
         )
         self.registry.register(self.groups)
-        self.reports = self._counter("taot_reports", "Routing reports by what became of them.", "outcome")
-        self.plans = self._counter("taot_plans", "Plans by what became of them.", "outcome")
-        self.refusals = self._counter("taot_refusals", "Calls that were refused, by reason.", "reason")
+        self.reports = self._counter(
+            "taot_reports", "Routing reports by what became of them.", outcome=[each.value for each in ReportOutcome]
+        )
+        self.plans = self._counter("taot_plans", "Plans by what became of them.", outcome=PLAN_OUTCOMES)
+        self.refusals = self._counter(
+            "taot_refusals", "Calls that were refused, by reason.", reason=[each.name for each in Reason]
+        )
         self.report_to_plan_seconds = self._histogram(
             "taot_report_to_plan_seconds", "Time from the arrival of a report to its plan being in force."
         )
@@ -66,12 +76,16 @@ class ServiceMetrics:
             "taot_planning_seconds",
             "Time from the arrival of a report to its plan being handed out, by phase: waiting for a solver thread,"
             " planning, handing out.",
-            "phase",
+            phase=("queue", "solve", "publish"),
         )
         self._layers = self._counter(
-            "taot_layers_planned", "Layers of plans by what came of them: guests, or why none.", "outcome"
+            "taot_layers_planned",
+            "Layers of plans in force by what came of them: guests, or why none.",
+            outcome=("guests", "balanced", "gated", "no_guests"),
         )
-        self._gates = self._counter("taot_plan_gates", "Layers whose plan a gate has changed.", "gate")
+        self._gates = self._counter(
+            "taot_plan_gates", "Layers whose plan a gate has changed.", gate=[each.value for each in Gate]
+        )
         self._gauge("taot_sessions_limit", "Sessions that may be open at a time.").set(config.max_sessions)
         self.show(
             "taot_jobs_without_series",
@@ -103,11 +117,22 @@ class ServiceMetrics:
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)
 
-    def _counter(self, name: str, text: str, *labels: str) -> Counter:
-        return Counter(name, text, labels, registry=self.registry)
+    def _counter(self, name: str, text: str, **values: Sequence[str]) -> Counter:
+        counter = Counter(name, text, tuple(values), registry=self.registry)
+        _begin_at_zero(counter, values)
+        return counter
 
-    def _histogram(self, name: str, text: str, *labels: str) -> Histogram:
-        return Histogram(name, text, labels, buckets=_SECONDS_BUCKETS, registry=self.registry)
+    def _histogram(self, name: str, text: str, **values: Sequence[str]) -> Histogram:
+        histogram = Histogram(name, text, tuple(values), buckets=_SECONDS_BUCKETS, registry=self.registry)
+        _begin_at_zero(histogram, values)
+        return histogram
+
+
+def _begin_at_zero(metric: Counter | Histogram, values: Mapping[str, Sequence[str]]) -> None:
+    """Makes the series of all values of a label, so that their first increase is seen as one."""
+    for label, each in values.items():
+        for value in each:
+            metric.labels(**{label: value})
 
 
 def _layer_outcome(gates: tuple[Gate, ...], *, has_guests: bool) -> str:

@@ -21,6 +21,7 @@ from taot_client.environment import proxy_variables
 from taot_client.fork_guard import guard
 from taot_client.planner.report_queue import ReportQueue
 from taot_client.planner.step_record import check_identity
+from taot_client.planner.unsent_telemetry import UnsentTelemetry
 from taot_planning.layer_plan import check_guests
 
 logger = logging.getLogger(__name__)
@@ -66,6 +67,7 @@ class PlannerLink:
         self._watch: grpc.Call | None = None
         self._channel: grpc.Channel | None = None
         self._reports = ReportQueue(capacity=_MAX_WAITING_REPORTS)
+        self._unsent = UnsentTelemetry()
         self._threads: list[threading.Thread] = []
         self._unanswered_step: int | None = None
         self.is_paused = False
@@ -114,7 +116,10 @@ class PlannerLink:
     def report(self, report: RoutingReport) -> None:
         """Queues a report; when the planner is slower than training, the oldest waiting one gives way."""
         self._check_process()
-        self._reports.put(report)
+        dropped = self._reports.put(report)
+        if dropped is not None:
+            self._unsent.add_lost(dropped)
+            self._unsent.add_error("report_dropped")
 
     def plan_now(self, report: RoutingReport, *, layer: int, deadline: timedelta) -> PublishedPlan | None:
         """Asks for a plan of one layer and waits until `deadline`; None when there is no answer.
@@ -239,7 +244,9 @@ class PlannerLink:
     def _send_reports(self) -> None:
         while (report := self._reports.get()) is not None:
             if self._session_id is None:
+                self._unsent.add_lost(report)
                 continue
+            report = self._unsent.ride_on(report)  # noqa: PLW2901 - whatever becomes of it becomes of the whole
             try:
                 request = codec.encode_report(self._session_id, report)
                 response = self._stub.ReportRouting(request, timeout=_CALL_SECONDS)
@@ -248,7 +255,9 @@ class PlannerLink:
                     return
                 if error.code() in _REFUSALS:
                     logger.warning("the planner refuses a report: %s", error.details())
+                    self._unsent.add_error("report_refused")
                     continue
+                self._unsent.add_lost(report)
                 self._note_failure("ReportRouting", error)
                 if error.code() is grpc.StatusCode.NOT_FOUND:
                     self._end_watch()
@@ -277,9 +286,12 @@ class PlannerLink:
         if self._is_connected:
             logger.warning("the planner at %s does not answer (%s): %s", self._address, what, _describe(error))
         self._is_connected = False
+        if error.code() is not grpc.StatusCode.CANCELLED:  # which is this side's doing
+            self._unsent.add_error("call_failed")
 
     def _note_rejected(self, error: ValueError) -> None:
         self.num_rejected_plans += 1
+        self._unsent.add_error("plan_refused")
         logger.error("a plan of the planner at %s was refused, the last one stays: %s", self._address, error)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from taot_api import PlanIdentity, RankTelemetry, RoutingReport
 from taot_client.counts_gather import GatheredCounts, Measured
+from taot_client.planner.step_control import LEADER
 
 _MICRO = 1e-6
 
@@ -19,6 +20,7 @@ class ReportBuilder:
         self._reported_R = [Measured()] * num_ranks
         self._computed_LR = np.zeros((num_layers, num_ranks), dtype=np.int64)
         self._fallbacks: dict[str, int] = {}
+        self._applied_layers = 0
 
     def begin_step(self) -> None:
         """Drops micro-batches that never became complete."""
@@ -27,6 +29,10 @@ class ReportBuilder:
     def add_fallback(self, reason: str) -> None:
         """Notes a pass that ran without guests that were wanted."""
         self._fallbacks[reason] = self._fallbacks.get(reason, 0) + 1
+
+    def add_applied(self) -> None:
+        """Notes a pass in which guests compute tokens."""
+        self._applied_layers += 1
 
     def add(
         self,
@@ -65,11 +71,13 @@ class ReportBuilder:
                 transfer_seconds=(now.flight_us - before.flight_us) * _MICRO,
                 intra_node_sent_bytes=now.intra_node_sent_bytes - before.intra_node_sent_bytes,
                 inter_node_sent_bytes=now.inter_node_sent_bytes - before.inter_node_sent_bytes,
-                # Ranks fall back together: counted once, on the leader.
-                fallbacks=dict(self._fallbacks) if rank == 0 else {},
+                # Ranks act alike: counted once, on the leader.
+                fallbacks=dict(self._fallbacks) if rank == LEADER else {},
+                applied_layers=self._applied_layers if rank == LEADER else 0,
             )
             for rank, (now, before) in enumerate(zip(measured_R, self._reported_R, strict=True))
         )
         self._reported_R = list(measured_R)
         self._fallbacks.clear()
+        self._applied_layers = 0
         return telemetry

@@ -12,18 +12,21 @@ class ReportQueue:
     """First in, first out; when it is full the oldest gives way, since the newest routing is what plans need."""
 
     def __init__(self, *, capacity: int) -> None:
-        self._waiting: deque[RoutingReport] = deque(maxlen=capacity)
+        self._capacity = capacity
+        self._waiting: deque[RoutingReport] = deque()
         self._changed = threading.Condition()
         self._is_closed = False
         self.num_dropped = 0
         """Reports that gave way."""
 
-    def put(self, report: RoutingReport) -> None:
-        """Adds a report."""
+    def put(self, report: RoutingReport) -> RoutingReport | None:
+        """Adds a report; returns the one that gave way for it, if any."""
         with self._changed:
-            self.num_dropped += len(self._waiting) == self._waiting.maxlen
+            dropped = self._waiting.popleft() if len(self._waiting) == self._capacity else None
+            self.num_dropped += dropped is not None
             self._waiting.append(report)
             self._changed.notify()
+        return dropped
 
     def get(self) -> RoutingReport | None:
         """Waits for a report; None once the queue is closed, whatever is left in it."""
