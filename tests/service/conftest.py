@@ -1,7 +1,8 @@
 from __future__ import annotations
 
+import httpx
 import pytest
-from planner_client import planner_client
+from planner_client import CALL_SECONDS, planner_client
 from running_planner import running_planner
 
 
@@ -14,4 +15,12 @@ def planner():
 @pytest.fixture
 def client(planner):
     with planner_client(planner.address) as opened:
+        yield opened
+
+
+@pytest.fixture
+def http(planner):
+    with httpx.Client(
+        base_url=f"http://127.0.0.1:{planner.http_port}", timeout=CALL_SECONDS, trust_env=False
+    ) as opened:
         yield opened

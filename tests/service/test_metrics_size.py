@@ -7,7 +7,6 @@ import shutil
 import subprocess
 from collections.abc import Callable
 
-import httpx
 import numpy as np
 import pytest
 from planner_client import CALL_SECONDS, PlannerClient
@@ -24,9 +23,8 @@ LAYERS = 48
 
 
 @pytest.fixture
-def scrape(planner) -> Callable[[], str]:
-    url = f"http://127.0.0.1:{planner.http_port}/metrics"
-    return lambda: httpx.get(url, timeout=CALL_SECONDS, trust_env=False).text
+def scrape(http) -> Callable[[], str]:
+    return lambda: http.get("/metrics").text
 
 
 def series_of(text: str) -> list[str]:
@@ -35,8 +33,9 @@ def series_of(text: str) -> list[str]:
 
 
 def large_spec(job: int) -> SessionSpec:
-    """A job of many layers whose plans come with a predicted gain: every figure of a group is known."""
-    spec = make_spec(training_job=f"crowd-{job}", num_ranks=2, experts_L=(4,) * LAYERS, top_k=1, slots=1)
+    """A job of many layers whose plans come at once and with a predicted gain: every figure of a group is known."""
+    shape = {"num_ranks": 2, "experts_L": (4,) * LAYERS, "top_k": 1, "slots": 1}
+    spec = make_spec(training_job=f"crowd-{job}", algorithm="static", **shape)
     levels = tuple(dataclasses.replace(level, bandwidth_bytes_per_second=10**9) for level in spec.topology.levels)
     return dataclasses.replace(
         spec,

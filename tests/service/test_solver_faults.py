@@ -123,6 +123,43 @@ def test_whoever_waits_is_planned_before_the_sessions(planner, client, gate):
     assert gate.experts == [5, 6, 9, 10, 11]
 
 
+def test_what_waits_and_what_is_planned_is_the_queue(planner, client, gate):
+    def queued() -> float:
+        return planner.on_loop(lambda: planner.planner.metrics.registry.get_sample_value("taot_queue_length"))
+
+    assert queued() == 0
+    occupy(client, gate)
+    assert queued() == 1
+    spec = make_spec()
+    session_id = client.open(spec)
+    for step in range(1, 4):
+        client.report(session_id, make_report(spec, step=step))
+    assert queued() == 2  # a session has one report waiting at most
+    request = pb.PlanNowRequest(report=encode_report(session_id, make_report(spec, step=1)))
+    call = client.stub.PlanNow.future(request, timeout=CALL_SECONDS)
+    eventually(planner, lambda: bool(planner.planner._pool._urgent))
+    assert queued() == 3
+    gate.opened.set()
+    call.result(timeout=CALL_SECONDS)
+    next(client.watch(session_id))
+    eventually(planner, lambda: planner.planner.metrics.registry.get_sample_value("taot_queue_length") == 0)
+
+
+def test_a_plan_for_a_session_that_has_ended_brings_no_series_back(planner, client, gate):
+    spec = make_spec(experts_L=(5,), training_job="gone-early")
+    session_id = client.open(spec)
+    client.report(session_id, make_report(spec, step=0))
+    assert gate.entered.wait(timeout=CALL_SECONDS)
+    before = num_plans(planner, "session_ended")
+    client.stub.CloseSession(pb.CloseSessionRequest(session_id=session_id), timeout=CALL_SECONDS)
+    gate.opened.set()
+    eventually(planner, lambda: num_plans(planner, "session_ended") == before + 1)
+    late = refusal(lambda: client.report(session_id, make_report(spec, step=1)))
+    assert late.info.reason == "SESSION_NOT_FOUND"
+    text = httpx.get(f"http://127.0.0.1:{planner.http_port}/metrics", timeout=CALL_SECONDS, trust_env=False).text
+    assert "gone-early" not in text
+
+
 def test_reports_that_pile_up_are_superseded_by_the_latest(planner, client, gate):
     occupy(client, gate)
     spec = make_spec()
