@@ -8,7 +8,7 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 RESULTS := benchmarks/results
 
-.PHONY: help install demo check test test-gpu test-frameworks lint types unit proto bench bench-training bench-links bench-gpu clean
+.PHONY: help install tools demo observe dashboards check test test-gpu test-frameworks lint types unit proto bench bench-training bench-links bench-gpu clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -27,12 +27,23 @@ $(FRAMEWORKS_STAMP): pyproject.toml constraints.txt
 
 install: $(STAMP)  ## Create .venv with everything in it
 
+tools: $(STAMP)  ## Put Debian's prometheus and promtool into .venv, unless they are on the PATH
+	deploy/prometheus/fetch.sh $(VENV)
+
 demo: $(STAMP)  ## Train a small mixture of experts twice, without and with the planner, and compare
 	$(BIN)/taot demo
+
+observe: tools  ## Watch a planner and a short training run through Prometheus, until Ctrl-C or with ONCE=1
+	$(BIN)/taot observe $(if $(ONCE),--once)
+
+dashboards: $(STAMP)  ## Regenerate deploy/grafana/dashboards and their README
+	$(BIN)/python deploy/grafana/generate.py
 
 check: lint types unit  ## Lint, types and the quick tests
 
 test: lint types  ## Everything: lint, types and all tests
+	@# Without them their tests are skipped, or fail where CI=true.
+	-@deploy/prometheus/fetch.sh $(VENV)
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-gpu: $(STAMP)  ## What needs a GPU: solver, streams and gloo by way of the host on one, NCCL on two or more

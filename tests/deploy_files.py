@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,8 @@ from pathlib import Path
 import promql_parser
 import yaml
 
-from taot_service.metrics import ServiceMetrics
+from taot_service.config import ServiceConfig
+from taot_service.planner import Planner
 
 ROOT = Path(__file__).parents[1]
 DEPLOY = ROOT / "deploy"
@@ -58,10 +60,11 @@ def metric_names(expr: str) -> set[str]:
     return names
 
 
+@functools.cache
 def registry_names() -> set[str]:
     """Every name under which the planner's own registry can expose a sample."""
     names: set[str] = set()
-    for metric in ServiceMetrics(release="0").registry.collect():
+    for metric in Planner(ServiceConfig()).metrics.registry.collect():
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric.type, [""])
         names.update(metric.name + suffix for suffix in suffixes)
     return names

@@ -9,6 +9,7 @@ from __future__ import annotations
 import typer
 
 from taot_cli.demo import demo
+from taot_cli.observe import observe
 from taot_cli.plan import plan
 from taot_cli.replay import replay
 from taot_cli.serve import serve
@@ -23,6 +24,7 @@ app.command()(serve)
 app.command()(plan)
 app.command()(replay)
 app.command()(demo)
+app.command()(observe)
 
 
 def main() -> None:

@@ -6,6 +6,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,12 @@ NUM_TAIL_LINES = 15
 
 class ChildFailedError(RuntimeError):
     """A child process ended badly; the message holds the end of what it printed."""
+
+
+def end_children_when_told() -> None:
+    """Leaves through the `with` blocks that end the children, also when this process is asked to end."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda received, _: sys.exit(128 + received))
 
 
 class ChildProcess:

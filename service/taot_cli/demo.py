@@ -3,15 +3,9 @@
 from __future__ import annotations
 
 import json
-import signal
-import sys
-import sysconfig
 import tempfile
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,11 +14,10 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from taot_cli.child_process import ChildFailedError, ChildProcess
+from taot_cli.child_process import ChildFailedError, ChildProcess, end_children_when_told
 from taot_cli.demo_result import RunLog, compare, mean_imbalance, render, verdict
-
-START_BOUND_SECONDS = 120
-"""The planner's first start on a machine compiles its kernels."""
+from taot_cli.local_planner import local_planner
+from taot_cli.training_example import training_command
 
 RUN_BOUND_SECONDS = 900
 POLL_SECONDS = 0.1
@@ -42,8 +35,7 @@ def demo(
     """
     console = Console()
     started = time.monotonic()
-    for number in (signal.SIGTERM, signal.SIGHUP):  # leave through the `with` blocks that end the children
-        signal.signal(number, lambda received, _: sys.exit(128 + received))
+    end_children_when_told()
     console.print(
         f"A byte-level mixture of experts learns the Python standard library: {ranks} ranks as"
         f" {-(-ranks // ranks_per_node)} emulated nodes, {steps} steps, twice from the same seed and data."
@@ -54,13 +46,13 @@ def demo(
                 Path(name),
                 progress,
                 steps=steps,
-                torchrun=["--nproc-per-node", str(ranks)],
+                ranks=ranks,
                 arguments=["--ranks-per-node", str(ranks_per_node)],
             )
-            with _planner(Path(name)) as address:
-                console.print(f"A planner listens on {address}.")
+            with local_planner(Path(name)) as planner:
+                console.print(f"A planner listens on {planner.address}.")
                 static = trainer.run("static", [], environment={"TAOT_DISABLE": "1"})
-                taot = trainer.run("with TAOT", ["--planner", address], environment={"TAOT_DISABLE": "0"})
+                taot = trainer.run("with TAOT", ["--planner", planner.address], environment={"TAOT_DISABLE": "0"})
     except ChildFailedError as error:
         console.print(f"taot demo: {error}", style="red", markup=False)
         raise typer.Exit(1) from error
@@ -77,45 +69,14 @@ def _progress(console: Console) -> Progress:
     return Progress(*columns, TextColumn("{task.fields[note]}"), console=console)
 
 
-@contextmanager
-def _planner(folder: Path) -> Iterator[str]:
-    """Runs a planner on free ports of the loopback interface; yields its address once it can plan."""
-    ports_file = folder / "ports.json"
-    command = [sys.executable, "-m", "taot_cli", "serve", "--grpc-port", "0", "--http-port", "0"]
-    with ChildProcess("planner", [*command, "--ports-file", str(ports_file)], folder=folder) as process:
-        bound = time.monotonic() + START_BOUND_SECONDS
-        while not (ports_file.exists() and _is_ready(json.loads(ports_file.read_text())["http_port"])):
-            if time.monotonic() > bound or not process.is_running():
-                raise process.failure(f"was not ready within {START_BOUND_SECONDS} s")
-            time.sleep(POLL_SECONDS)
-        yield f"127.0.0.1:{json.loads(ports_file.read_text())['grpc_port']}"
-
-
-def _is_ready(http_port: int) -> bool:
-    # Proxies of the environment must not stand between two processes of one machine.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    try:
-        with opener.open(f"http://127.0.0.1:{http_port}/readyz", timeout=2) as response:
-            return bool(response.status == 200)
-    except (urllib.error.URLError, OSError):
-        return False
-
-
 class _Trainer:
     """Runs the example under torchrun and follows its step log."""
 
-    def __init__(
-        self, folder: Path, progress: Progress, *, steps: int, torchrun: list[str], arguments: list[str]
-    ) -> None:
+    def __init__(self, folder: Path, progress: Progress, *, steps: int, ranks: int, arguments: list[str]) -> None:
         self._folder = folder
         self._progress = progress
         self._steps = steps
-        self._command = [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"),
-            *torchrun,
-            *(str(_find_example()), "--job", "demo", "--steps", str(steps)),
-            *arguments,
-        ]
+        self._command = training_command("--job", "demo", "--steps", str(steps), *arguments, ranks=ranks)
 
     def run(self, name: str, arguments: list[str], *, environment: dict[str, str]) -> RunLog:
         """Trains once."""
@@ -147,15 +108,3 @@ def _follow(process: ChildProcess, log: Path) -> Iterator[dict[str, Any]]:
         if time.monotonic() > bound:
             raise process.failure(f"did not end within {RUN_BOUND_SECONDS} s")
         time.sleep(POLL_SECONDS)
-
-
-def _find_example() -> Path:
-    """The training example, in a checkout or where an installed wheel puts it."""
-    candidates = [
-        Path(__file__).parents[2] / "examples" / "train_moe.py",
-        Path(sysconfig.get_path("data")) / "share" / "taot-planner" / "train_moe.py",
-    ]
-    for candidate in candidates:
-        if candidate.is_file():
-            return candidate
-    raise ChildFailedError(f"the example train_moe.py is missing, looked for {', '.join(map(str, candidates))}")
