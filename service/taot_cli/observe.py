@@ -50,7 +50,7 @@ def observe(
             command = training_command("--job", "observe", *arguments, ranks=ranks)
             with ChildProcess("training", command, folder=Path(name)) as training:
                 seen = _watch(console, training, prometheus)
-            console.print(_verdict(seen))
+            console.print(f"\n{_verdict(seen)}")
             if not once:
                 console.print("Planner and Prometheus stay; Ctrl-C ends them.")
                 _wait_for_ctrl_c()
