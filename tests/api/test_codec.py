@@ -203,6 +203,8 @@ def test_reports_survive_the_wire(step, micro_batch, is_rehearsal, version, seco
         intra_node_sent_bytes=sent_bytes,
         inter_node_sent_bytes=sent_bytes,
         fallbacks=fallbacks,
+        applied_layers=sent_bytes // 2,
+        errors=fallbacks,
     )
     report = dataclasses.replace(
         make_report(spec, step=0),

@@ -134,6 +134,18 @@ CASES = {
         "telemetry[0].fallback_counts",
         "must be >= 0, got -2",
     ),
+    "negative errors": (
+        lambda message: _add_telemetry(message, errors={"call_failed": -2}),
+        Reason.INVALID_COUNTS,
+        "telemetry[0].error_counts",
+        "must be >= 0, got -2",
+    ),
+    "negative applied layers": (
+        lambda message: _add_telemetry(message, applied_layers=-1),
+        Reason.INVALID_COUNTS,
+        "telemetry[0].applied_layer_count",
+        "must be >= 0, got -1",
+    ),
 }
 
 

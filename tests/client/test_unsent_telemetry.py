@@ -12,7 +12,7 @@ from link_samples import WAIT, eventually, report, spec
 from rank_threads import Rank, run_ranks
 from running_planner import planner_process
 from scraped import samples_of
-from tiny_moe import TinyConfig, TinyMoE, loss_of, tiny_options
+from tiny_moe import FixedRouter, SkewedRouter, TinyConfig, TinyMoE, loss_of, tiny_options
 
 from taot_api import RankTelemetry, RoutingReport
 from taot_client import Agent
@@ -135,7 +135,12 @@ def test_what_happened_while_the_planner_was_away_is_told_when_it_is_back():
 
 
 def test_what_a_training_run_has_done_is_what_the_planner_shows(planner):
-    num_steps, config = 6, TinyConfig(num_layers=2)
+    def router_of(config: TinyConfig, layer: int):
+        # The second layer is even as it is, so that its passes have no guests.
+        even = [[0, 1], [2, 3], [4, 5], [6, 7]]
+        return SkewedRouter(config, layer) if layer == 0 else FixedRouter(config, layer, choices=even)
+
+    num_steps, config = 6, TinyConfig(num_layers=2, tokens_by_rank=(40,) * 4, router_of=router_of)
 
     def body(rank: Rank):
         model = TinyMoE(config, rank.group)
@@ -162,7 +167,7 @@ def test_what_a_training_run_has_done_is_what_the_planner_shows(planner):
     shown: dict[tuple[str, str], float] = {}
     by_rank = run_ranks(4, body)
     guests = by_rank[0][0]
-    assert shown["taot_applied_layers_total", ""] == guests > 0
+    assert shown["taot_applied_layers_total", ""] == guests == num_steps
     for reach, name in (("intra_node", "intra_node_sent_bytes"), ("inter_node", "inter_node_sent_bytes")):
         before, after = (sum(getattr(sent[at], name) for _, sent in by_rank) for at in (-2, -1))
         assert before <= shown["taot_sent_bytes_total", reach] <= after
