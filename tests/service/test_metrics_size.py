@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import shutil
 import subprocess
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 from planner_client import CALL_SECONDS, PlannerClient
+from prometheus_tools import find_tool
 from routing_samples import make_report, make_spec
 
 from taot_api import RankTelemetry, SessionSpec
@@ -88,14 +88,12 @@ def test_no_agents_could_fill_more_lines_than_the_default_limits_allow(planner, 
     assert most < MAX_LINES
 
 
-@pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed: `make tools` brings it")
 def test_promtool_has_nothing_to_say(planner, client, scrape):
     spec = large_spec(0)
     session_id = client.open(spec)
     report_everything(client, session_id, spec)
     text = scrape()
     assert "taot_layer_imbalance{" in text
-    checked = subprocess.run(
-        ["promtool", "check", "metrics"], input=text, capture_output=True, text=True, timeout=60, check=False
-    )
+    command = [find_tool("promtool"), "check", "metrics"]
+    checked = subprocess.run(command, input=text, capture_output=True, text=True, timeout=60, check=False)
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, "", "")
