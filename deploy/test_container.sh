@@ -23,7 +23,7 @@ run_flags=()
 engine() { "$ENGINE" "$@"; }
 if [ "$ENGINE" = podman ]; then
     # crun refuses machines that mix both versions of cgroups, and podman raises limits, which not every root may.
-    engine() { podman --runtime runc "$@"; }
+    engine() { podman --log-level fatal --runtime runc "$@"; }
     limits=(--ulimit "nofile=$(ulimit -Hn):$(ulimit -Hn)" --ulimit nproc=4096:4096)
     # The image format of others has no health check. Nothing is cached, so nothing is left.
     build_flags=(--format docker --layers=false)

@@ -1,4 +1,4 @@
-"""Asks a planner for one plan, and compares the packages of its image with constraints.txt; see deploy/test_container.sh.
+"""Asks a planner for one plan, and compares its packages with constraints.txt; see deploy/test_container.sh.
 
 python container_check.py HOST:PORT PACKAGES.txt
 """
