@@ -15,6 +15,7 @@ from taot_api.published_plan import PublishedPlan
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_planning import __version__
+from taot_service.change_feed import ChangeFeed
 from taot_service.config import ServiceConfig
 from taot_service.limits import check_algorithm, check_limits
 from taot_service.metrics import ServiceMetrics
@@ -35,6 +36,7 @@ class Planner:
         self.metrics = ServiceMetrics(config, release=__version__)
         self.is_warm = False
         self.is_draining = False
+        self.changes = ChangeFeed()
         self._book = SessionBook(
             planner_epoch=uuid.uuid4().hex,
             lease_seconds=config.lease_seconds,
@@ -91,6 +93,7 @@ class Planner:
         if session.session_id not in self._feeds:
             self._feeds[session.session_id] = PlanFeed()
             self.metrics.groups.open(spec)
+            self.changes.note_sessions()
         logger.info(
             "session %s of job %s group %s incarnation %s: %s, %s ranks, %s layers, algorithm %s, client %s",
             session.session_id,
@@ -120,6 +123,8 @@ class Planner:
             self.metrics.groups.note_report(
                 session.spec, report, planner_epoch=self.planner_epoch, now_seconds=time.time()
             )
+        if decision.outcome is not ReportOutcome.REPEATED:
+            self.changes.note_session(session.session_id)
         self._pool.wake()
 
     async def plan_now(
@@ -174,6 +179,13 @@ class Planner:
         session.seen_seconds = time.monotonic()
         subscription.close()
 
+    def set_paused(self, session: Session, *, is_paused: bool) -> None:
+        """Asks the ranks of a session to move no guests, or to move them again; they hear it with their next report."""
+        if session.is_paused != is_paused:
+            session.is_paused = is_paused
+            logger.info("session %s %s by an operator", session.session_id, "paused" if is_paused else "resumed")
+            self.changes.note_session(session.session_id)
+
     def close_session(self, session_id: str) -> None:
         """Ends a session if it is open."""
         session = self._book.close(session_id)
@@ -190,6 +202,7 @@ class Planner:
         self.is_draining = True
         for feed in self._feeds.values():
             feed.end(_shutting_down())
+        self.changes.end()
 
     async def close(self) -> bool:
         """Stops the solver threads; False when one of them is still busy."""
@@ -208,6 +221,7 @@ class Planner:
         if isinstance(plan, EndReason):
             self.metrics.plans.labels("session_ended").inc()
             return
+        self.changes.note_session(work.session_id)
         if not self.is_draining:
             self._feeds[work.session_id].publish(plan)
         self._observe_plan(finished, result, plan)
@@ -229,6 +243,7 @@ class Planner:
     def _forget(self, session: Session, reason: EndReason) -> None:
         self._feeds.pop(session.session_id).end(self._book.missing(session.session_id))
         self.metrics.groups.forget(session.spec)
+        self.changes.note_sessions()
         logger.info(
             "session %s of job %s group %s %s after %s reports and %s plans",
             session.session_id,

@@ -9,6 +9,7 @@ from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_planning.arrays import IntArray
 from taot_planning.explanation import Gate
+from taot_service.layer_account import LayerAccount
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -59,6 +60,9 @@ class SolvedPlan:
 
     inter_guests: int
     """Guests whose home is in another node, over all layers."""
+
+    account_L: tuple[LayerAccount, ...] = ()
+    """What people may ask about each layer, or none."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -18,6 +18,7 @@ from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import SessionSpec
 from taot_service.planning_work import PlanningWork, SolvedPlan
 from taot_service.recent_tokens import RecentTokens
+from taot_service.session_history import SessionHistory
 
 MAX_REPORT_KEYS = 1024
 """Reports remembered per session: some hundred steps of the usual number of micro-batches."""
@@ -79,6 +80,7 @@ class Session:
         self.is_paused = False
         """Whether an operator wants the ranks to move no guests."""
         self.last_solved: SolvedPlan | None = None
+        self.history = SessionHistory()
         self._plans: deque[PublishedPlan] = deque(maxlen=KEPT_PLANS)
         self._waiting: PlanningWork | None = None
         self._in_work: PlanningWork | None = None
@@ -115,6 +117,7 @@ class Session:
             self.num_rehearsals += 1
             return ReportDecision(outcome=ReportOutcome.REHEARSAL)
         self.num_reports += 1
+        self.history.add_report(report, speed_milli_R=self.spec.topology.speed_milli_R, is_paused=self.is_paused)
         if not self.spec.layers:
             return ReportDecision(outcome=ReportOutcome.NO_LAYERS)
         recent_L = self._recent.before(report)
@@ -153,6 +156,7 @@ class Session:
         self._plans.append(plan)
         self.num_plans += 1
         self.last_solved = solved
+        self.history.add_plan(plan)
 
     def _remember(self, key: tuple[int, int, bool]) -> bool:
         if key in self._keys or key <= self._forgotten:

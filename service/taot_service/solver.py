@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from taot_api.published_plan import PublishedStats
 from taot_planning import LayerPlan, LayerProblem, PlanStats, check_plan, plan_layer
+from taot_service.layer_account import LayerAccount, account_for
 from taot_service.planning_work import PlanningWork, SolvedPlan, SolverFailure
 
 logger = logging.getLogger(__name__)
@@ -37,6 +38,7 @@ def _solve(work: PlanningWork, *, has_quotas: bool, is_wanted: Callable[[], bool
     plan_L: list[LayerPlan] = []
     stats_L: list[PlanStats] = []
     layer_stats_L: list[PublishedStats] = []
+    account_L: list[LayerAccount] = []
     for index, layer in enumerate(work.layers):
         if not is_wanted():
             return SolverFailure(message="nobody waits for the plan any more", is_abandoned=True)
@@ -48,6 +50,8 @@ def _solve(work: PlanningWork, *, has_quotas: bool, is_wanted: Callable[[], bool
         planning_seconds = time.perf_counter() - start
         plan_L.append(plan)
         stats_L.append(stats)
+        if not has_quotas:  # nobody asks about the plan of a caller that waits
+            account_L.append(account_for(plan, problem, stats))
         layer_stats_L.append(
             PublishedStats(
                 imbalance_before=stats.imbalance_before,
@@ -66,6 +70,7 @@ def _solve(work: PlanningWork, *, has_quotas: bool, is_wanted: Callable[[], bool
         gates_L=tuple(plan.explanation.gates for plan in plan_L),
         intra_guests=sum(stats.intra_guests for stats in stats_L),
         inter_guests=sum(stats.inter_guests for stats in stats_L),
+        account_L=tuple(account_L),
     )
 
 
