@@ -109,6 +109,7 @@ function draw() {
   }
   drawTimeLine(detail);
   document.title = `${detail.session.training_job} / ${detail.session.group} \u00b7 TAOT planner`;
+  performance.mark("drawn");
   document.body.dataset.drawn = `${state.sessionId} ${layer} ${detail.session.reports}`;
 }
 
