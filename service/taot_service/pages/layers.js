@@ -5,6 +5,8 @@ import { percent } from "/pages/format.js";
 
 const BOUNDS = [0.02, 0.05, 0.1, 0.25, 0.5, 1];
 
+const WIDEST_CELL = 44;
+
 const heatOf = (value) =>
   value === null ? "heat-unknown" : `heat-${BOUNDS.filter((bound) => value > bound).length}`;
 
@@ -13,17 +15,13 @@ let shownLayers = "";
 export function drawLayers(layers, selected, onSelect) {
   const strip = byId("layers");
   const key = layers.map((layer) => layer.name).join("\n");
-  if (key !== shownLayers || strip.children.length !== layers.length + 1) {
-    strip.replaceChildren(rowNames(), ...layers.map((layer) => newCell(layer, layers.length, onSelect)));
+  if (key !== shownLayers || strip.children.length !== layers.length) {
+    strip.replaceChildren(...layers.map((layer) => newCell(layer, layers.length, onSelect)));
+    strip.style.maxWidth = `${layers.length * WIDEST_CELL}px`;
     shownLayers = key;
     drawLegend();
   }
-  for (const layer of layers) updateCell(strip.children[layer.index + 1], layer, layer.index === selected);
-}
-
-function rowNames() {
-  const names = ["static", "planned", "realised", ""];
-  return el("div", { class: "rows", "aria-hidden": "true" }, ...names.map((name) => el("span", {}, name)));
+  for (const layer of layers) updateCell(strip.children[layer.index], layer, layer.index === selected);
 }
 
 function newCell(layer, numLayers, onSelect) {
@@ -31,9 +29,9 @@ function newCell(layer, numLayers, onSelect) {
   const goTo = (index) => {
     const next = Math.max(0, Math.min(numLayers - 1, index));
     onSelect(next);
-    byId("layers").children[next + 1].focus();
+    byId("layers").children[next].focus();
   };
-  const rowLength = () => getComputedStyle(byId("layers")).gridTemplateColumns.split(" ").length - 1;
+  const rowLength = () => getComputedStyle(byId("layers")).gridTemplateColumns.split(" ").length;
   cell.addEventListener("click", () => goTo(layer.index));
   cell.addEventListener("keydown", (event) => {
     const moves = {

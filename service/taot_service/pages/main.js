@@ -72,9 +72,10 @@ async function load() {
 
 async function loadOnce(sessionId) {
   try {
-    const detail = await askSession(sessionId);
+    const wanted = state.layer;
+    const [detail, early] = await Promise.all([askSession(sessionId), wanted === null ? null : askLayer(sessionId, wanted)]);
     const layer = chosenLayer(detail);
-    const shownLayer = layer === null ? null : await askLayer(sessionId, layer);
+    const shownLayer = layer === wanted ? early : await askLayer(sessionId, layer);
     if (sessionId !== state.sessionId) return;
     if (state.layer !== null && layer !== state.layer && detail.layers[state.layer]) return;
     Object.assign(state, { detail, layer, shownLayer });
@@ -98,7 +99,7 @@ function draw() {
   byId("content").hidden = false;
   drawHead(detail);
   drawNoLayers(detail.layers.length ? "" : "This group has no mixture-of-experts layers: there is nothing to plan.");
-  byId("layers").hidden = !detail.layers.length;
+  byId("layers").parentElement.hidden = !detail.layers.length;
   byId("map").closest(".pair").hidden = !detail.layers.length;
   drawLayers(detail.layers, layer, chooseLayer);
   if (shownLayer) {

@@ -9,7 +9,7 @@ const BARS = 150;
 const LABELS = 20;
 const MOST_ARCS_HEIGHT = 150;
 const LEFT = 44;
-const LEAST_PITCH = 6;
+const LEAST_PITCH = 4;
 
 export function drawMap(detail, layer) {
   const box = byId("map");
@@ -173,7 +173,7 @@ function drawLegend(topology, layer, shown) {
     legendItem("key-planned", "planned"),
     legendItem("key-realised", "realised"),
     ...topology.levels.map((level, index) =>
-      legendItem(`link link-${Math.min(index, 3)}`, `${plural(counts[index], "guest")} ${index ? "across the" : "within a"} ${level.name}`),
+      legendItem(`link link-${Math.min(index, 3)}`, `${plural(counts[index], "guest")} ${index && index === topology.levels.length - 1 ? "across the" : "within a"} ${level.name}`),
     ),
   );
 }

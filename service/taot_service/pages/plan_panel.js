@@ -29,13 +29,12 @@ function link(guest) {
 function explain(detail, { layer, plan, guests, gates, considered }) {
   const tokens = guests.reduce((sum, guest) => sum + guest.tokens, 0);
   const goal = detail.objective === "tolerance" ? `at most ${percent(detail.tolerance)}` : `objective ${detail.objective}`;
+  const moved = guests.length
+    ? `with ${plural(guests.length, "guest")} at cost ${decimal(layer.weighted_cost)}. They take over ${count(tokens)} tokens; ` +
+      `${bytes(guests.length * layer.expert_size_bytes)} move.`
+    : "without guests.";
   const nodes = [
-    el(
-      "p",
-      {},
-      `${percent(layer.imbalance_static)} \u2192 ${percent(layer.imbalance_planned)} (${goal}) with ${plural(guests.length, "guest")} ` +
-        `at cost ${decimal(layer.weighted_cost)}. They take over ${count(tokens)} tokens; ${bytes(guests.length * layer.expert_size_bytes)} move.`,
-    ),
+    el("p", {}, `${percent(layer.imbalance_static)} \u2192 ${percent(layer.imbalance_planned)} (${goal}) ${moved}`),
     el("p", { class: "muted" }, `Plan ${plan.version}, from step ${plan.source_step}, micro-batch ${plan.source_micro_batch}.` + gain(layer)),
   ];
   if (gates.length) {
@@ -56,6 +55,6 @@ function explain(detail, { layer, plan, guests, gates, considered }) {
 
 function gain(layer) {
   const value = layer.predicted_gain_seconds;
-  if (value === null) return "";
+  if (!value) return "";
   return value < 0 ? ` Predicted to lose ${seconds(-value)}.` : ` Predicted to save ${seconds(value)}.`;
 }

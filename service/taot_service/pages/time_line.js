@@ -7,6 +7,7 @@ const HEIGHT = 150;
 const LEFT = 44;
 const TOP = 8;
 const BOTTOM = 20;
+const MOST_DOTS = 40;
 
 export function drawTimeLine(detail) {
   const box = byId("time");
@@ -24,7 +25,10 @@ export function drawTimeLine(detail) {
   const most = niceTop(Math.max(...values, 0.01));
   const x = (step) => LEFT + ((step - first) / Math.max(1, last - first)) * (width - LEFT - 10);
   const y = (value) => TOP + (1 - value / most) * (HEIGHT - TOP - BOTTOM);
-  const line = (kind, points) => svg("path", { class: `line line-${kind}`, d: pathOf(points, x, y) });
+  const line = (kind, points) => [
+    svg("path", { class: `line line-${kind}`, d: pathOf(points, x, y) }),
+    ...(points.length > MOST_DOTS ? [] : dots(kind, points, x, y)),
+  ];
   box.replaceChildren(
     svg(
       "svg",
@@ -32,9 +36,9 @@ export function drawTimeLine(detail) {
       ...pauses(reports, x),
       ...axis(most, width, y),
       ...tolerance(detail, most, width, y),
-      line("static", plans.map((plan) => [plan.source_step, plan.imbalance_before])),
-      line("realised", reports.map((report) => [report.step, report.imbalance_realised])),
-      line("planned", plans.map((plan) => [plan.source_step, plan.imbalance_after])),
+      ...line("static", plans.map((plan) => [plan.source_step, plan.imbalance_before])),
+      ...line("realised", reports.map((report) => [report.step, report.imbalance_realised])),
+      ...line("planned", plans.map((plan) => [plan.source_step, plan.imbalance_after])),
       svg("text", { x: LEFT, y: HEIGHT - 4 }, `step ${first}`),
       svg("text", { x: width - 10, y: HEIGHT - 4, "text-anchor": "end" }, last > first ? `step ${last}` : ""),
     ),
@@ -42,6 +46,11 @@ export function drawTimeLine(detail) {
   const details = byId("time-table").closest("details");
   details.ontoggle = () => details.open && drawTable(detail);
   if (details.open) drawTable(detail);
+}
+
+function dots(kind, points, x, y) {
+  const known = points.filter(([, value]) => value !== null);
+  return known.map(([step, value]) => svg("circle", { class: `point point-${kind}`, cx: x(step), cy: y(value), r: 2.5 }));
 }
 
 function niceTop(value) {
