@@ -34,7 +34,7 @@ def live_spec(*, num_ranks: int, num_layers: int, num_experts: int, training_job
             expert_size_bytes=12 * 2**20,
             home_E=contiguous_homes(num_experts=num_experts, num_ranks=num_ranks),
             drops_tokens=True,
-            token_picoseconds=20_000,
+            token_picoseconds=200_000,
         )
         for index in range(num_layers)
     )

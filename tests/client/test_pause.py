@@ -33,7 +33,7 @@ def test_a_paused_session_trains_without_guests_until_it_is_resumed():
             if step in (PAUSE_AT, RESUME_AT):
                 switch(agent, "pause" if step == PAUSE_AT else "resume")
             if step in (PAUSE_AT + 1, RESUME_AT + 1):  # the answer to the report of the step before has come
-                assert eventually(lambda: agent._planner_side.link.is_paused == (step == PAUSE_AT + 1))
+                assert eventually(lambda: agent.planner_stats["paused"] == (step == PAUSE_AT + 1))
 
         histories = run_ranks(
             RANKS,

@@ -49,6 +49,7 @@ class Leader:
             return {}
         return {
             "connected": self.link.is_connected,
+            "paused": self.link.is_paused,
             "reconnects": self.link.num_reconnects,
             "rejected_plans": self.link.num_rejected_plans,
             "dropped_reports": self.link.num_dropped_reports,
