@@ -20,7 +20,7 @@ class ServiceConfig:
     """Port of the planner API; 0 lets the system choose."""
 
     http_port: int = 8080
-    """Port of /livez, /readyz, /metrics and /v1/sessions; 0 lets the system choose."""
+    """Port of the live page, /docs, /livez, /readyz, /metrics and /v1; 0 lets the system choose."""
 
     ports_file: Path | None = None
     """Where the chosen ports are written as JSON once both listen."""

@@ -13,6 +13,7 @@ export function drawJobs(rows, selectedId, onSelect) {
     if (!item.isConnected) list.append(item);
   }
   for (const item of items.values()) item.remove();
+  byId("no-jobs").hidden = rows.length > 0;
 }
 
 function newItem(row, onSelect) {

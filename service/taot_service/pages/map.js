@@ -10,6 +10,8 @@ const LABELS = 20;
 const MOST_ARCS_HEIGHT = 150;
 const LEFT = 44;
 const LEAST_PITCH = 4;
+const MOST_PITCH = 96;
+const DENSE_ARCS = 60;
 
 export function drawMap(detail, layer) {
   const box = byId("map");
@@ -26,7 +28,7 @@ export function drawMap(detail, layer) {
   box.replaceChildren(
     svg(
       "svg",
-      { width: view.width, height: view.height, role: "img", "aria-label": summary(layer, shown) },
+      { class: view.drawn.length > DENSE_ARCS ? "dense" : null, width: view.width, height: view.height, role: "img", "aria-label": summary(layer, shown) },
       ...domains(view, shown),
       ...axis(view),
       ...bars(view, shown),
@@ -42,7 +44,7 @@ export function drawMap(detail, layer) {
 
 function measure(box, shown, layer, speeds) {
   const num = shown.places.length;
-  const pitch = Math.max(LEAST_PITCH, Math.min(64, (box.clientWidth - LEFT - 4) / num));
+  const pitch = Math.max(LEAST_PITCH, Math.min(MOST_PITCH, (box.clientWidth - LEFT - 4) / num));
   const planned = heightsOf(layer.loads.planned, speeds, shown.places);
   const before = heightsOf(layer.loads.static, speeds, shown.places);
   const realised = layer.realised && layer.realised.some(Boolean) ? heightsOf(layer.realised, speeds, shown.places) : null;
@@ -117,7 +119,7 @@ function arcs(view, shown) {
     }
     const [from, to] = [view.x(arc.from), view.x(arc.to)];
     const depth = 16 + (view.depth - 22) * Math.sqrt(Math.abs(arc.from - arc.to) / view.spread);
-    const width = 1.25 + (shown.level < 0 ? 0 : (2.5 * arc.experts.length) / widest);
+    const width = 1.25 + (shown.level < 0 ? 0 : (2 * (arc.experts.length - 1)) / widest);
     const path = `M${from} ${base}C${from} ${base + depth * 1.3} ${to} ${base + depth * 1.3} ${to} ${base + 4}`;
     nodes.push(svg("path", { ...names, d: path, "stroke-width": width }));
     nodes.push(svg("circle", { ...names, class: `arc-end link-${Math.min(arc.level, 3)}`, cx: to, cy: base + 3, r: Math.min(3, view.pitch / 3) }));
