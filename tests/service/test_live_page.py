@@ -220,4 +220,3 @@ def test_the_page_of_the_http_api_needs_no_internet(open_page):
     page = open_page("/docs").page
     page.get_by_role("heading", name="/v1/sessions/{session_id}/pause").wait_for(timeout=WAIT_MS)
     page.get_by_role("heading", name="SessionDetail").wait_for()
-    keep_picture(page, "api-page")
