@@ -4,6 +4,7 @@ The package `codec` alone knows both messages and arrays. Generated stubs live i
 """
 
 from taot_api.contract_error import ContractError, Reason
+from taot_api.measured_rates import MeasuredRates
 from taot_api.published_plan import PlanIdentity, PublishedPlan
 from taot_api.routing_report import RankTelemetry, RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
@@ -11,6 +12,7 @@ from taot_api.session_spec import LayerSpec, SessionSpec
 __all__ = [
     "ContractError",
     "LayerSpec",
+    "MeasuredRates",
     "PlanIdentity",
     "PublishedPlan",
     "RankTelemetry",

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from taot_api.contract_error import ContractError, Reason
+from taot_api.measured_rates import MeasuredRates
 from taot_api.published_plan import PlanIdentity
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_planning.arrays import MAX_COUNT, IntArray
@@ -96,6 +97,9 @@ class RoutingReport:
     telemetry_R: tuple[RankTelemetry, ...] = ()
     """One entry per rank, or none."""
 
+    measured_rates: MeasuredRates | None = None
+    """How fast the machine was so far, if that has been measured."""
+
 
 def check_report(report: RoutingReport, spec: SessionSpec, *, layers: tuple[LayerSpec, ...] | None = None) -> None:
     """Judges a report by exact rules only; an unusual load is what the planner is for.
@@ -125,6 +129,8 @@ def check_report(report: RoutingReport, spec: SessionSpec, *, layers: tuple[Laye
         raise ContractError(Reason.INVALID_COUNTS, message, field="telemetry")
     for rank, telemetry in enumerate(report.telemetry_R):
         _check_telemetry(telemetry, field=f"telemetry[{rank}]")
+    if report.measured_rates is not None:
+        report.measured_rates.check(spec)
     layers = spec.layers if layers is None else layers
     for index, (counts_RE, layer) in enumerate(zip(report.counts_L, layers, strict=True)):
         _check_counts(counts_RE, layer, report.valid_tokens_R, field=f"token_counts[{index}]")

@@ -58,7 +58,7 @@ def overview_numbers(selector: str) -> tuple[OverviewNumber, ...]:
             title="Seconds saved a step",
             query=f"sum(taot_predicted_gain_seconds{{{selector}}})",
             unit="s",
-            meaning="Predicted time of all layers' experts without guests minus with. Absent where no rates are known.",
+            meaning="Predicted time of all layers' experts without guests minus with. Absent until rates are known.",
         ),
         OverviewNumber(
             title="Guests",

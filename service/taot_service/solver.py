@@ -46,7 +46,7 @@ def _solve(work: PlanningWork, *, has_quotas: bool, is_wanted: Callable[[], bool
         problem = _problem_of(work, index)
         plan = _plan_checked(problem, work)
         stats = plan.stats(problem)
-        gain_seconds = _predict_gain(problem, stats)
+        gain_seconds = _predict_gain(_timed(problem, work, index), plan)
         planning_seconds = time.perf_counter() - start
         plan_L.append(plan)
         stats_L.append(stats)
@@ -91,13 +91,21 @@ def _plan_checked(problem: LayerProblem, work: PlanningWork) -> LayerPlan:
     return plan
 
 
-def _predict_gain(problem: LayerProblem, stats: PlanStats) -> float | None:
+def _timed(problem: LayerProblem, work: PlanningWork, index: int) -> LayerProblem:
+    """The problem with the rates that the ranks have measured, where the session declares none."""
+    measured = work.report.measured_rates
+    if problem.rates is not None or measured is None or work.layers is not work.spec.layers:
+        return problem
+    return measured.applied_to(problem, layer=index, expert_size_bytes=work.layers[index].expert_size_bytes)
+
+
+def _predict_gain(problem: LayerProblem, plan: LayerPlan) -> float | None:
     """Predicted time without guests minus with the plan, None when unknown."""
-    if stats.predicted_seconds is None:
+    if problem.rates is None:
         return None
+    seconds = plan.stats(problem).predicted_seconds
     without = plan_layer(problem, algorithm="static").stats(problem).predicted_seconds
-    assert without is not None, "what is known of a plan is known of none"
-    return without - stats.predicted_seconds
+    return None if seconds is None or without is None else without - seconds
 
 
 def _sum_stats(layer_stats_L: list[PublishedStats]) -> PublishedStats:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from routing_samples import make_report, make_spec
 from same_fields import assert_same
 
-from taot_api import ContractError, PlanIdentity, RankTelemetry, Reason
+from taot_api import ContractError, MeasuredRates, PlanIdentity, RankTelemetry, Reason
 from taot_api.codec import (
     decode_report,
     decode_session_spec,
@@ -193,8 +193,16 @@ def test_step_time_is_an_objective_where_all_rates_are_known():
     seconds=st.floats(0, 1e6),
     sent_bytes=st.integers(0, 2**63 - 1),
     fallbacks=st.dictionaries(st.text(max_size=8), st.integers(0, 2**63 - 1), max_size=3),
+    measured_rates=st.none()
+    | st.builds(
+        MeasuredRates,
+        token_picoseconds_L=st.tuples(st.integers(0, 10**12), st.integers(0, 10**12)),
+        bandwidth_V=st.tuples(st.integers(0, 2**50), st.integers(0, 2**50)),
+    ),
 )
-def test_reports_survive_the_wire(step, micro_batch, is_rehearsal, version, seconds, sent_bytes, fallbacks):
+def test_reports_survive_the_wire(
+    step, micro_batch, is_rehearsal, version, seconds, sent_bytes, fallbacks, measured_rates
+):
     spec = make_spec(experts_L=(8, 12))
     telemetry = RankTelemetry(
         computed_tokens_L=np.array([5, 7]),
@@ -213,6 +221,7 @@ def test_reports_survive_the_wire(step, micro_batch, is_rehearsal, version, seco
         is_rehearsal=is_rehearsal,
         applied_plan=None if version is None else PlanIdentity(planner_epoch="e", version=version),
         telemetry_R=(telemetry,) * 4,
+        measured_rates=measured_rates,
     )
     message = pb.ReportRoutingRequest.FromString(encode_report("s", report).SerializeToString())
     assert message.session_id == "s"

@@ -31,7 +31,36 @@ def _add_telemetry(message, num_ranks=4, **fields):
     message.telemetry.extend(encode_report("s", report).telemetry)
 
 
+def _add_rates(message, token_picoseconds, bandwidths):
+    message.measured_rates.token_picoseconds.extend(token_picoseconds)
+    message.measured_rates.bandwidths_bytes_per_second.extend(bandwidths)
+
+
 CASES = {
+    "rates of another number of layers": (
+        lambda message: _add_rates(message, [5], [1, 1]),
+        Reason.INVALID_COUNTS,
+        "measured_rates.token_picoseconds",
+        "needs 2 entries, got 1",
+    ),
+    "bandwidths of another number of levels": (
+        lambda message: _add_rates(message, [5, 5], []),
+        Reason.INVALID_COUNTS,
+        "measured_rates.bandwidths_bytes_per_second",
+        "needs 2 entries, got 0",
+    ),
+    "a token that takes longer than a second": (
+        lambda message: _add_rates(message, [5, 10**12 + 1], [1, 1]),
+        Reason.INVALID_COUNTS,
+        "measured_rates.token_picoseconds",
+        "must be between 1 and 1000000000000, or 0 when unknown, got 5 to 1000000000001",
+    ),
+    "a negative bandwidth": (
+        lambda message: _add_rates(message, [5, 5], [-1, 1]),
+        Reason.INVALID_COUNTS,
+        "measured_rates.bandwidths_bytes_per_second",
+        "or 0 when unknown, got -1 to 1",
+    ),
     "negative counts": (
         lambda message: _change_count(message, 1, 2, 3, -(10**6)),
         Reason.INVALID_COUNTS,

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from dataclasses import replace
 
-import link_samples
 import pytest
 from deploy_files import DEPLOY, QUERIES, with_values
-from planner_client import PlannerClient, planner_client
 from prometheus_tools import find_tool
 
-from taot_api import SessionSpec
 from taot_cli.child_process import ChildProcess
 from taot_cli.local_planner import local_planner
 from taot_cli.local_prometheus import LocalPrometheus, local_prometheus
@@ -25,25 +21,15 @@ RATE_WINDOW = "15s"
 """Rates need two scrapes; the whole run may be short."""
 
 
-def declaring_spec() -> SessionSpec:
-    """A session that declares its rates, so that the planner predicts gains."""
-    spec = link_samples.spec(training_job="declares-rates")
-    levels = tuple(replace(level, bandwidth_bytes_per_second=10**9) for level in spec.topology.levels)
-    layers = tuple(replace(layer, token_picoseconds=10**6) for layer in spec.layers)
-    return replace(spec, topology=replace(spec.topology, levels=levels), layers=layers)
-
-
-def train_watched(training: ChildProcess, client: PlannerClient, prometheus: LocalPrometheus) -> float:
+def train_watched(training: ChildProcess, prometheus: LocalPrometheus) -> float:
     """Follows the training run to its end; returns when Prometheus last saw its job with all that it measures."""
-    session_id, step, seen_seconds = client.open(declaring_spec()), 0, 0.0
+    seen_seconds = 0.0
     bound = time.monotonic() + RUN_SECONDS
     while training.is_running():
         assert time.monotonic() < bound, "the training run hangs"
-        client.report(session_id, link_samples.report(step))
-        step += 1
         for sample in prometheus.query(f'timestamp(taot_imbalance_realised{{training_job="{JOB}"}})'):
             seen_seconds = float(sample["value"][1])
-        time.sleep(0.2)  # a pace for the reports of the second session, nothing is waited for
+        time.sleep(0.2)  # between two looks, nothing is waited for
     return seen_seconds
 
 
@@ -51,9 +37,7 @@ def empty_queries(prometheus: LocalPrometheus, *, at_seconds: float) -> list[str
     """The queries that give nothing, or no number."""
     empty = []
     for query in QUERIES:
-        # What only sessions with declared rates have is asked of all jobs, everything else of the one that trains.
-        job = ".*" if "taot_predicted_gain_seconds" in query.expr else JOB
-        expr = with_values(query.expr, training_job=job, __rate_interval=RATE_WINDOW)
+        expr = with_values(query.expr, training_job=JOB, __rate_interval=RATE_WINDOW)
         values = [float(each["value"][1]) for each in prometheus.query(expr, at_seconds=at_seconds)]
         if not values or any(math.isnan(value) for value in values):
             empty.append(f"{query}: {expr} gave {values}")
@@ -67,12 +51,11 @@ def test_every_panel_shows_data_while_a_job_trains(tmp_path):
     with (
         local_planner(tmp_path) as planner,
         local_prometheus(tmp_path, http_port=planner.http_port, rules=DEPLOY / "prometheus/rules") as prometheus,
-        planner_client(planner.address) as client,
     ):
         arguments = ["--steps", str(STEPS), "--ranks-per-node", "1", "--planner", planner.address]
         command = training_command("--job", JOB, *arguments, ranks=2)
         with ChildProcess("training", command, folder=tmp_path) as training:
-            seen_seconds = train_watched(training, client, prometheus)
+            seen_seconds = train_watched(training, prometheus)
         assert seen_seconds, "Prometheus never saw the job"
         assert len(QUERIES) > 50
         assert empty_queries(prometheus, at_seconds=seen_seconds) == []

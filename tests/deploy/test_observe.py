@@ -25,8 +25,7 @@ def test_the_overview_comes_back_through_prometheus_and_everything_ends(tmp_path
     printed = (tmp_path / "observe.log").read_text()
     shown = dict(re.findall(r"│ ([\w ]+?) +│ +(\S+)(?: s)? │", printed))
     assert set(shown) == {number.title for number in overview_numbers("")}
-    # The agent measures its rates and does not declare them: the planner cannot tell what a plan saves.
-    assert {title for title, value in shown.items() if value == "-"} == {"Seconds saved a step"}
+    assert "-" not in shown.values(), "a number without data"
     assert float(shown["Imbalance without guests"].rstrip("%")) > 5
     assert float(shown["Imbalance measured"].rstrip("%")) < float(shown["Imbalance without guests"].rstrip("%"))
     urls = re.findall(r"http://127\.0\.0\.1:\d+(?:/metrics)?", printed)

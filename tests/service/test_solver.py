@@ -10,6 +10,7 @@ from planner_client import refusal
 from routing_samples import make_report, make_spec
 
 import taot_service.solver
+from taot_api import MeasuredRates
 from taot_planning import LayerProblem, plan_layer
 from taot_planning.explanation import Gate
 from taot_planning.layer_problem import LayerRates
@@ -68,6 +69,41 @@ def test_rates_reach_their_layer_where_it_declares_them(problems):
     assert result.layer_stats_L[0].predicted_gain_seconds is not None
     assert result.layer_stats_L[1].predicted_gain_seconds is None
     assert result.stats.predicted_gain_seconds is None, "a sum with an unknown part is unknown"
+
+
+def test_measured_rates_predict_what_declared_ones_would_and_change_no_plan():
+    declaring = with_rates(make_spec(), layers=2)
+    silent = make_spec()
+    measured = MeasuredRates(token_picoseconds_L=(10**9, 10**9), bandwidth_V=(10**9, 10**9))
+    report = make_report(silent, step=3)
+    expected = solved(declaring, report)
+    result = solved(silent, dataclasses.replace(report, measured_rates=measured))
+    assert expected.stats.predicted_gain_seconds
+    assert result.stats.predicted_gain_seconds == expected.stats.predicted_gain_seconds
+    assert solved(silent, report).stats.predicted_gain_seconds is None
+    for guests_RK, unmeasured_RK in zip(result.guests_L, solved(silent, report).guests_L, strict=True):
+        np.testing.assert_array_equal(guests_RK, unmeasured_RK)
+
+
+@pytest.mark.parametrize(
+    "measured",
+    [
+        MeasuredRates(token_picoseconds_L=(10**9, 0), bandwidth_V=(10**9, 10**9)),
+        MeasuredRates(token_picoseconds_L=(10**9, 10**9), bandwidth_V=(10**9, 0)),
+    ],
+)
+def test_a_gain_is_unknown_while_a_rate_is(measured):
+    spec = make_spec()
+    result = solved(spec, dataclasses.replace(make_report(spec, step=3), measured_rates=measured))
+    assert result.stats.predicted_gain_seconds is None
+
+
+def test_declared_rates_win_over_measured_ones():
+    spec = with_rates(make_spec(), layers=2)
+    report = make_report(spec, step=3)
+    slow = MeasuredRates(token_picoseconds_L=(10**10, 10**10), bandwidth_V=(10**9, 10**9))
+    gain = solved(spec, dataclasses.replace(report, measured_rates=slow)).stats.predicted_gain_seconds
+    assert gain == solved(spec, report).stats.predicted_gain_seconds
 
 
 def test_the_predicted_gain_is_what_the_slowest_rank_saves():

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from taot_api import RoutingReport, SessionSpec
+from taot_api import MeasuredRates, RoutingReport, SessionSpec
 from taot_client.measuring.gate_keeper import GateKeeper, StepObservation
 from taot_client.measuring.step_gates import StepGates
 from taot_client.options import AgentOptions
@@ -16,6 +17,7 @@ from taot_client.planner.planner_link import PlannerLink
 from taot_client.planner.step_record import ModeReason, StepMode, StepRecord
 from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
+from taot_planning.layer_problem import MAX_TOKEN_PICOSECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -86,7 +88,7 @@ class Leader:
     def report(self, report: RoutingReport) -> None:
         """Hands a report to the planner, without waiting."""
         if self.link is not None:
-            self.link.report(report)
+            self.link.report(replace(report, measured_rates=self._measured_rates()))
 
     def ask(self, report: RoutingReport, *, layer: int) -> IntArray | None:
         """Asks the planner for one layer's guests while the ranks wait; None without an answer in time."""
@@ -94,6 +96,17 @@ class Leader:
             return None
         plan = self.link.plan_now(report, layer=layer, deadline=self._options.plan_deadline)
         return plan.guests_L[0] if plan is not None else None
+
+    def _measured_rates(self) -> MeasuredRates | None:
+        """What the planner may predict gains with."""
+        if self._gates is None:
+            return None
+        gates = self._gates.gates()
+        levels = gates.topology(self._spec.topology).levels
+        return MeasuredRates(
+            token_picoseconds_L=tuple(min(each, MAX_TOKEN_PICOSECONDS) for each in gates.token_picoseconds_L),
+            bandwidth_V=tuple(level.bandwidth_bytes_per_second or 0 for level in levels),
+        )
 
     def _no_guests(self) -> IntArray:
         topology = self._spec.topology

@@ -49,7 +49,7 @@ _BALANCE = (
     ),
     Panel(
         title="Predicted gain of a step",
-        meaning="Seconds that the newest plan should save. Absent where no rates are known.",
+        meaning="Seconds that the newest plan should save. Absent until rates are known.",
         queries=(Query(expr=f"taot_predicted_gain_seconds{{{SELECTOR}}}", legend="{{group}}"),),
         unit="s",
     ),

@@ -47,7 +47,7 @@ _TIME = (
     Panel(
         title="Seconds saved, each second of training",
         meaning="Predicted gain of a step times steps a second, for every job: 0.1 means that a tenth of the time is"
-        " saved. Absent where no rates are known.",
+        " saved. Absent until rates are known.",
         queries=(
             Query(
                 expr=f"sum by (training_job) (taot_predicted_gain_seconds{{{SELECTOR}}}"

@@ -8,6 +8,7 @@ from taot_api.codec.duration import decode_seconds, encode_seconds
 from taot_api.codec.plan import decode_identity, encode_identity
 from taot_api.codec.tensor import decode_tensor, encode_tensor
 from taot_api.contract_error import ContractError, Reason
+from taot_api.measured_rates import MeasuredRates
 from taot_api.routing_report import RankTelemetry, RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_api.v1 import planner_pb2 as pb
@@ -26,6 +27,9 @@ def encode_report(session_id: str, report: RoutingReport) -> pb.ReportRoutingReq
     )
     if report.applied_plan is not None:
         message.applied_plan.CopyFrom(encode_identity(report.applied_plan))
+    if report.measured_rates is not None:
+        message.measured_rates.token_picoseconds.extend(report.measured_rates.token_picoseconds_L)
+        message.measured_rates.bandwidths_bytes_per_second.extend(report.measured_rates.bandwidth_V)
     return message
 
 
@@ -59,6 +63,14 @@ def decode_report(
             _decode_telemetry(entry, num_layers=len(spec.layers), field=f"telemetry[{rank}]")
             for rank, entry in enumerate(message.telemetry)
         ),
+        measured_rates=_decode_rates(message.measured_rates) if message.HasField("measured_rates") else None,
+    )
+
+
+def _decode_rates(message: pb.MeasuredRates) -> MeasuredRates:
+    return MeasuredRates(
+        token_picoseconds_L=tuple(message.token_picoseconds),
+        bandwidth_V=tuple(message.bandwidths_bytes_per_second),
     )
 
 

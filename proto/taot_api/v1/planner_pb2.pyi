@@ -94,7 +94,7 @@ class OpenSessionResponse(_message.Message):
     def __init__(self, session: _Optional[_Union[Session, _Mapping]] = ...) -> None: ...
 
 class ReportRoutingRequest(_message.Message):
-    __slots__ = ("session_id", "step", "micro_batch", "is_rehearsal", "valid_token_counts", "token_counts", "applied_plan", "telemetry")
+    __slots__ = ("session_id", "step", "micro_batch", "is_rehearsal", "valid_token_counts", "token_counts", "applied_plan", "telemetry", "measured_rates")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     MICRO_BATCH_FIELD_NUMBER: _ClassVar[int]
@@ -103,6 +103,7 @@ class ReportRoutingRequest(_message.Message):
     TOKEN_COUNTS_FIELD_NUMBER: _ClassVar[int]
     APPLIED_PLAN_FIELD_NUMBER: _ClassVar[int]
     TELEMETRY_FIELD_NUMBER: _ClassVar[int]
+    MEASURED_RATES_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     step: int
     micro_batch: int
@@ -111,7 +112,16 @@ class ReportRoutingRequest(_message.Message):
     token_counts: _containers.RepeatedCompositeFieldContainer[Int32Tensor]
     applied_plan: PlanIdentity
     telemetry: _containers.RepeatedCompositeFieldContainer[RankTelemetry]
-    def __init__(self, session_id: _Optional[str] = ..., step: _Optional[int] = ..., micro_batch: _Optional[int] = ..., is_rehearsal: bool = ..., valid_token_counts: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[_Union[Int32Tensor, _Mapping]]] = ..., applied_plan: _Optional[_Union[PlanIdentity, _Mapping]] = ..., telemetry: _Optional[_Iterable[_Union[RankTelemetry, _Mapping]]] = ...) -> None: ...
+    measured_rates: MeasuredRates
+    def __init__(self, session_id: _Optional[str] = ..., step: _Optional[int] = ..., micro_batch: _Optional[int] = ..., is_rehearsal: bool = ..., valid_token_counts: _Optional[_Iterable[int]] = ..., token_counts: _Optional[_Iterable[_Union[Int32Tensor, _Mapping]]] = ..., applied_plan: _Optional[_Union[PlanIdentity, _Mapping]] = ..., telemetry: _Optional[_Iterable[_Union[RankTelemetry, _Mapping]]] = ..., measured_rates: _Optional[_Union[MeasuredRates, _Mapping]] = ...) -> None: ...
+
+class MeasuredRates(_message.Message):
+    __slots__ = ("token_picoseconds", "bandwidths_bytes_per_second")
+    TOKEN_PICOSECONDS_FIELD_NUMBER: _ClassVar[int]
+    BANDWIDTHS_BYTES_PER_SECOND_FIELD_NUMBER: _ClassVar[int]
+    token_picoseconds: _containers.RepeatedScalarFieldContainer[int]
+    bandwidths_bytes_per_second: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, token_picoseconds: _Optional[_Iterable[int]] = ..., bandwidths_bytes_per_second: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ReportRoutingResponse(_message.Message):
     __slots__ = ("latest_plan", "is_paused")
