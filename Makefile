@@ -55,6 +55,7 @@ check: lint types unit  ## Lint, types and the quick tests
 test: lint types  ## Everything: lint, types and all tests
 	@# Without them their tests are skipped, or fail where CI=true.
 	-@deploy/prometheus/fetch.sh $(VENV)
+	-@tests/fetch_chromium.sh
 	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-gpu: $(STAMP)  ## What needs a GPU: solver, streams and gloo by way of the host on one, NCCL on two or more
