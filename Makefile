@@ -11,7 +11,7 @@ DEPLOY := .venv-deploy
 DEPLOY_STAMP := $(DEPLOY)/.installed
 RESULTS := benchmarks/results
 
-.PHONY: help install tools demo observe dashboards check test test-gpu test-frameworks test-deploy test-container lint types unit proto bench bench-training bench-links bench-gpu clean
+.PHONY: help install kernels tools demo observe dashboards check test test-gpu test-frameworks test-deploy test-container lint types unit proto bench bench-training bench-links bench-gpu clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -52,7 +52,11 @@ dashboards: $(STAMP)  ## Regenerate deploy/grafana/dashboards and their README
 
 check: lint types unit  ## Lint, types and the quick tests
 
-test: lint types  ## Everything: lint, types and all tests
+kernels: $(STAMP)
+	@# Compiled once, not by every planner that a test starts; milliseconds where they are compiled already.
+	$(BIN)/python -c 'import taot_planning; taot_planning.warm_up()'
+
+test: lint types kernels  ## Everything: lint, types and all tests
 	@# Without them their tests are skipped, or fail where CI=true.
 	-@deploy/prometheus/fetch.sh $(VENV)
 	-@tests/fetch_chromium.sh
@@ -81,7 +85,7 @@ lint: $(STAMP)
 types: $(STAMP)
 	$(BIN)/mypy
 
-unit: $(STAMP)
+unit: $(STAMP) kernels
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow"
 
 proto: $(STAMP)  ## Regenerate the committed stubs from proto/taot_api/v1/planner.proto

@@ -22,6 +22,7 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 from taot_client import Agent, AgentOptions, ExpertParallelGroup, ExpertParallelMoE
+from taot_client.coordinator import PlainCoordinator
 from taot_planning.arrays import FloatArray, IntArray
 
 
@@ -226,12 +227,36 @@ class Run:
             self.agent.close()
 
 
+class Detached:
+    """Trains the model of a run without its agent: two models of one kind may differ by more than an agent costs."""
+
+    def __init__(self, run: Run) -> None:
+        self.group = run.group
+        self._run = run
+
+    def train_step(self, step: int) -> float:
+        """See `Run`. Collective."""
+        run, layers = self._run, [layer.parallel_experts for layer in self._run.model.layers]
+        agent, coordinators = run.agent, [layer.coordinator for layer in layers]
+        run.agent = None
+        for layer in layers:
+            layer.coordinator = PlainCoordinator(layer.group, layer.home_E)
+        try:
+            return run.train_step(step)
+        finally:
+            run.agent = agent
+            for layer, coordinator in zip(layers, coordinators, strict=True):
+                layer.coordinator = coordinator
+
+
 def barrier(group: ExpertParallelGroup) -> None:
     """Waits for all ranks."""
     group.counts.allreduce([torch.zeros(1)]).wait()
 
 
-def alternate(runs: Sequence[Run], *, rounds: int, first_step: int, limit_seconds: float) -> list[list[float]]:
+def alternate(
+    runs: Sequence[Run | Detached], *, rounds: int, first_step: int, limit_seconds: float
+) -> list[list[float]]:
     """Trains the runs in turn. Ends early, on all ranks together, when the time is over.
 
     Returns:

@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from forced_training import Run, Shape, alternate, expert_seconds, guest_options, join_ranks
+from forced_training import Detached, Run, Shape, alternate, expert_seconds, guest_options, join_ranks
 from rank_processes import end_on_terminate, free_port, run_ranks, serving_planner
 from rich.console import Console
 from rich.table import Table
@@ -52,7 +52,7 @@ def work(rank: int, task: dict[str, Any]) -> None:
         for imbalance in task["imbalances"]:
             for run in (plain, guests):
                 run.force(imbalance)
-            runs = [guests, balanced, plain]
+            runs = [guests, balanced, plain if imbalance else Detached(guests)]
             first = len(rows) * 1000
             alternate(runs, rounds=WARM_ROUNDS, first_step=first, limit_seconds=60)
             guest_seconds, balanced_seconds, plain_seconds = alternate(

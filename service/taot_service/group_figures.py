@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections import Counter, OrderedDict
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from taot_api.routing_report import AGENT_ERROR_REASONS, FALLBACK_REASONS, RankTelemetry, RoutingReport
 from taot_api.session_spec import SessionSpec
-from taot_planning import imbalance
 from taot_service.planning_work import SolvedPlan
+from taot_service.realised_imbalance import computed_tokens, mean_of_known, realised_imbalances
 
 REACHES = ("intra_node", "inter_node")
 """Whether a guest or its bytes stay in their node."""
@@ -82,8 +80,7 @@ class GroupFigures:
     @property
     def imbalance_realised(self) -> float | None:
         """Last report: mean over the layers in which tokens were computed."""
-        measured = [each for each in self.realised_L if each is not None]
-        return sum(measured) / len(measured) if measured else None
+        return mean_of_known(self.realised_L)
 
     @property
     def imbalance_L(self) -> tuple[float | None, ...]:
@@ -136,7 +133,7 @@ class GroupFigures:
             self.step = report.step
             self._note_plan_in_force(report, planner_epoch)
             if report.telemetry_R:
-                self.realised_L = _realised(spec, report)
+                self.realised_L = realised_imbalances(computed_tokens(report), spec.topology.speed_milli_R)
         for rank in report.telemetry_R:
             self._add(rank)
 
@@ -165,10 +162,3 @@ class GroupFigures:
             self.fallbacks[reason if reason in FALLBACK_REASONS else "other"] += count
         for reason, count in rank.errors.items():
             self.errors[reason if reason in AGENT_ERROR_REASONS else "other"] += count
-
-
-def _realised(spec: SessionSpec, report: RoutingReport) -> tuple[float | None, ...]:
-    """Imbalance of the tokens that the ranks computed in each layer."""
-    loads_LR = np.stack([rank.computed_tokens_L for rank in report.telemetry_R], axis=1)
-    speed_milli_R = spec.topology.speed_milli_R
-    return tuple(imbalance(loads_R, speed_milli_R) if loads_R.any() else None for loads_R in loads_LR)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 
-import numpy as np
-
 from taot_api.published_plan import PublishedPlan
 from taot_api.routing_report import RoutingReport
-from taot_planning import EMPTY_SLOT, imbalance
+from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
+from taot_service.realised_imbalance import computed_tokens, mean_of_known, realised_imbalances
 
 HISTORY_POINTS = 240
 """Reports, and plans, that are remembered per session."""
@@ -82,19 +81,17 @@ class SessionHistory:
     def add_report(self, report: RoutingReport, *, speed_milli_R: IntArray | None, is_paused: bool) -> None:
         """Remembers a report of training tokens."""
         if report.telemetry_R and report.counts_L:
-            self.realised_LR = np.stack([rank.computed_tokens_L for rank in report.telemetry_R], axis=1)
-            self.realised_L = tuple(
-                imbalance(loads_R, speed_milli_R) if loads_R.any() else None for loads_R in self.realised_LR
-            )
-            known = [value for value in self.realised_L if value is not None]
+            self.realised_LR = computed_tokens(report)
+            self.realised_L = realised_imbalances(self.realised_LR, speed_milli_R)
+            realised = mean_of_known(self.realised_L)
         else:
-            known = []
+            realised = None
         self.reports.append(
             ReportPoint(
                 step=report.step,
                 micro_batch=report.micro_batch,
                 applied_version=report.applied_plan.version if report.applied_plan is not None else None,
-                imbalance_realised=sum(known) / len(known) if known else None,
+                imbalance_realised=realised,
                 exposed_transfer_seconds=sum(rank.exposed_transfer_seconds for rank in report.telemetry_R),
                 fallbacks=sum(sum(rank.fallbacks.values()) for rank in report.telemetry_R),
                 is_paused=is_paused,
