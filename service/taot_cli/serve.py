@@ -29,6 +29,9 @@ def serve(  # noqa: PLR0913, PLR0917 - one parameter per flag
     drain_seconds: Annotated[
         float, _flag("drain-seconds", "Time for calls in flight when asked to stop.")
     ] = ServiceConfig.drain_seconds,
+    exit_when_idle: Annotated[
+        float | None, _flag("exit-when-idle", "End so many seconds after the last session has.")
+    ] = ServiceConfig.exit_when_idle,
     max_message_bytes: Annotated[
         int, _flag("max-message-bytes", "Largest request that is read.")
     ] = ServiceConfig.max_message_bytes,

@@ -34,6 +34,10 @@ class ServiceConfig:
     drain_seconds: float = 5.0
     """How long calls in flight may take to end after SIGTERM or SIGINT."""
 
+    exit_when_idle: float | None = None
+    """Seconds after the last session has ended at which the process ends by itself, as after SIGTERM; None: it stays.
+    Before the first session it waits for ever: a trainer may start later than its planner."""
+
     max_message_bytes: int = 64 * 2**20
     """Largest request that is read."""
 
@@ -72,6 +76,8 @@ class ServiceConfig:
         for name in ("lease_seconds", "drain_seconds"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) > 0):
                 raise ValueError(f"{_flag(name)} must be above 0 seconds, got {getattr(self, name)}")
+        if self.exit_when_idle is not None and not (math.isfinite(self.exit_when_idle) and self.exit_when_idle >= 0):
+            raise ValueError(f"--exit-when-idle must be >= 0 seconds, got {self.exit_when_idle}")
         for name in _COUNTS:
             if getattr(self, name) < 1:
                 raise ValueError(f"{_flag(name)} must be >= 1, got {getattr(self, name)}")

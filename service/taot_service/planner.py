@@ -37,6 +37,7 @@ class Planner:
         self.is_warm = False
         self.is_draining = False
         self.changes = ChangeFeed()
+        self._idle_since_seconds: float | None = None
         self._book = SessionBook(
             planner_epoch=uuid.uuid4().hex,
             lease_seconds=config.lease_seconds,
@@ -71,6 +72,10 @@ class Planner:
         """Open sessions."""
         return self._book.sessions
 
+    def idle_seconds(self) -> float:
+        """Time since the last session has ended; 0 while one is open, and before the first."""
+        return 0.0 if self._idle_since_seconds is None else time.monotonic() - self._idle_since_seconds
+
     async def warm_up(self) -> None:
         """Compiles the kernels in a solver thread."""
         start = time.monotonic()
@@ -92,6 +97,7 @@ class Planner:
             self._forget(decision.replaced, EndReason.REPLACED)
         if session.session_id not in self._feeds:
             self._feeds[session.session_id] = PlanFeed()
+            self._idle_since_seconds = None
             self.metrics.groups.open(spec)
             self.changes.note_sessions()
         logger.info(
@@ -242,6 +248,8 @@ class Planner:
 
     def _forget(self, session: Session, reason: EndReason) -> None:
         self._feeds.pop(session.session_id).end(self._book.missing(session.session_id))
+        if not self._feeds:
+            self._idle_since_seconds = time.monotonic()
         self.metrics.groups.forget(session.spec)
         self.changes.note_sessions()
         logger.info(

@@ -62,15 +62,20 @@ class PlannerServer:
             asyncio.create_task(self._warm_up(), name="warm-up"),
             asyncio.create_task(self._expire_sessions(), name="expiry"),
         }
+        if self.config.exit_when_idle is not None:
+            self._tasks.add(asyncio.create_task(self._await_idle(self.config.exit_when_idle), name="idle"))
 
     async def run_until(self, stop: asyncio.Event) -> bool:
-        """Serves until asked to stop; False when something that should go on has ended before."""
+        """Serves until asked to stop, or idle; False when something that should go on has ended before."""
         stopped = asyncio.create_task(stop.wait())
         pending = {stopped, *self._tasks}
         while not stopped.done():
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopped}:
-                if task.exception() is not None or task.get_name() != "warm-up":
+                if task.get_name() == "idle" and task.exception() is None:
+                    logger.info("no session for %s s: draining", self.config.exit_when_idle)
+                    stop.set()
+                elif task.exception() is not None or task.get_name() != "warm-up":
                     logger.error("%s ended unexpectedly", task.get_name(), exc_info=task.exception())
                     stopped.cancel()
                     return False
@@ -97,6 +102,10 @@ class PlannerServer:
         while True:
             await asyncio.sleep(min(EXPIRY_CHECK_SECONDS, self.config.lease_seconds / 4))
             self.planner.expire_sessions()
+
+    async def _await_idle(self, limit_seconds: float) -> None:
+        while not (idle_seconds := self.planner.idle_seconds()) or idle_seconds < limit_seconds:
+            await asyncio.sleep(EXPIRY_CHECK_SECONDS)
 
 
 def run(config: ServiceConfig, *, announce: Callable[[str], None], complain: Callable[[str], None]) -> int:

@@ -39,8 +39,8 @@ def test_schema_knows_the_flags_of_the_planner():
     flags = set(inspect.signature(serve).parameters)
     names = schema["properties"]["planner"]["properties"]
     known = {re.sub("[A-Z]", lambda upper: "_" + upper[0].lower(), name) for name in names}
-    # Addresses and ports are the image's own in a pod.
-    assert known == flags - {"host", "grpc_port", "http_port", "ports_file"}
+    # Addresses and ports are the image's own in a pod, and a Deployment starts again what ends by itself.
+    assert known == flags - {"host", "grpc_port", "http_port", "ports_file", "exit_when_idle"}
 
 
 def test_schema_lists_every_value():

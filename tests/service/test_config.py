@@ -20,6 +20,8 @@ from taot_service.limits import check_limits
         ("lease_seconds", 0.0),
         ("lease_seconds", float("nan")),
         ("drain_seconds", float("inf")),
+        ("exit_when_idle", -1.0),
+        ("exit_when_idle", float("nan")),
         ("solver_threads", 0),
         ("max_message_bytes", 0),
         ("max_sessions", 0),

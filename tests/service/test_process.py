@@ -12,6 +12,7 @@ from pathlib import Path
 import grpc
 import httpx
 import pytest
+from link_samples import eventually
 from planner_client import CALL_SECONDS, PlannerClient, planner_client, read_plan, refusal
 from routing_samples import make_report, make_spec
 from running_planner import START_BOUND_SECONDS, PlannerProcess, planner_process, serve_command
@@ -141,6 +142,19 @@ def test_a_signal_answers_what_is_in_flight_refuses_what_is_new_and_exits_0(numb
         plan = read_plan(call.result(timeout=CALL_SECONDS).plan, spec)
         assert len(plan.guests_L) == len(spec.layers)
         assert planner.wait() == 0
+        assert_no_fault(planner)
+
+
+def test_a_planner_told_so_ends_once_its_last_session_has_and_not_before_its_first():
+    flags = ["--exit-when-idle", "0.1", "--lease-seconds", "600"]
+    with planner_process(flags=flags) as planner, planner_client(planner.address) as client:
+        assert not eventually(lambda: planner.process.poll() is not None, seconds=3), "nobody has connected yet"
+        sessions = [client.open(make_spec(group=group)) for group in ("ep0", "ep1")]
+        client.stub.CloseSession(pb.CloseSessionRequest(session_id=sessions[0]), timeout=CALL_SECONDS)
+        assert not eventually(lambda: planner.process.poll() is not None, seconds=3), "one session is open"
+        client.stub.CloseSession(pb.CloseSessionRequest(session_id=sessions[1]), timeout=CALL_SECONDS)
+        assert planner.wait() == 0
+        assert "no session for 0.1 s: draining" in planner.stderr
         assert_no_fault(planner)
 
 
