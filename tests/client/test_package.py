@@ -21,6 +21,7 @@ PUBLIC_NAMES = {
     "taot_api": {
         "ContractError",
         "LayerSpec",
+        "MeasuredRates",
         "PlanIdentity",
         "PublishedPlan",
         "RankTelemetry",

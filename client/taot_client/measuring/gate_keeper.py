@@ -41,8 +41,10 @@ class StepObservation:
 class GateKeeper:
     """The leader's rates and switches of all layers."""
 
-    def __init__(self, spec: SessionSpec) -> None:
+    def __init__(self, spec: SessionSpec, *, has_switches: bool = True) -> None:
+        """Knows nothing yet. Without switches it only measures, and layers stay on."""
         self._spec = spec
+        self._has_switches = has_switches
         num_layers = len(spec.layers)
         self._before = StepMeasured.zero(
             num_ranks=spec.topology.num_ranks, num_layers=num_layers, num_levels=NUM_LEVELS
@@ -62,7 +64,8 @@ class GateKeeper:
         for layer, outcome in enumerate(seen.outcomes_L):
             us, tokens = middle_rank(new.compute_us_RL[:, layer], new.timed_tokens_RL[:, layer])
             self._compute_L[layer] = observe(self._compute_L[layer], amount=us * 1e6, per=tokens, step=seen.step)
-            self._turn(layer, self._gain_us(layer, outcome, new), next_step=seen.step + 1)
+            if self._has_switches:
+                self._turn(layer, self._gain_us(layer, outcome, new), next_step=seen.step + 1)
 
     def gates(self) -> StepGates:
         """What all ranks are told for the next step."""

@@ -29,7 +29,8 @@ class Leader:
         self._options = options
         self._spec = spec
         self._last_reason = ModeReason.AS_CONFIGURED
-        self._gates = GateKeeper(spec) if options.uses_measured_gates else None
+        self._has_gates = options.uses_measured_gates
+        self._keeper = GateKeeper(spec, has_switches=self._has_gates)
         self.link: PlannerLink | None = None
         if options.planner_address is not None:
             self.link = PlannerLink(options.planner_address, spec)
@@ -60,8 +61,7 @@ class Leader:
 
     def observe(self, seen: StepObservation) -> None:
         """Learns from what all ranks have measured in a step that has ended."""
-        if self._gates is not None:
-            self._gates.observe(seen)
+        self._keeper.observe(seen)
 
     def next_record(self, *, step: int) -> StepRecord:
         """Decides what `step` does. Logs when the reason changes."""
@@ -74,15 +74,15 @@ class Leader:
             self._last_reason = reason
         plan = view.plan if mode in (StepMode.PLAN, StepMode.OBSERVE) else None
         guests_LRK = self._no_guests() if plan is None else np.stack(plan.guests_L)
-        if self._gates is not None and mode is StepMode.PLAN:
-            guests_LRK = self._gates.let_through(guests_LRK)
+        if self._has_gates and mode is StepMode.PLAN:
+            guests_LRK = self._keeper.let_through(guests_LRK)
         return StepRecord(
             step=step,
             mode=mode,
             reason=reason,
             guests_LRK=guests_LRK,
             identity=plan.identity if plan else None,
-            gates=self._gates.gates() if self._gates is not None else StepGates(),
+            gates=self._keeper.gates() if self._has_gates else StepGates(),
         )
 
     def report(self, report: RoutingReport) -> None:
@@ -97,11 +97,9 @@ class Leader:
         plan = self.link.plan_now(report, layer=layer, deadline=self._options.plan_deadline)
         return plan.guests_L[0] if plan is not None else None
 
-    def _measured_rates(self) -> MeasuredRates | None:
-        """What the planner may predict gains with."""
-        if self._gates is None:
-            return None
-        gates = self._gates.gates()
+    def _measured_rates(self) -> MeasuredRates:
+        """What the planner may predict gains with; nothing else depends on it."""
+        gates = self._keeper.gates()
         levels = gates.topology(self._spec.topology).levels
         return MeasuredRates(
             token_picoseconds_L=tuple(min(each, MAX_TOKEN_PICOSECONDS) for each in gates.token_picoseconds_L),
