@@ -56,13 +56,16 @@ def test_inline_guests_travel_between_the_tokens_way_out_and_their_way_back(slot
         assert forward == ["tokens", "guests", "tokens"] * CONFIG.num_layers
 
 
-def test_guests_held_back_by_a_forward_that_broke_off_do_not_stand_in_the_way_of_the_next_step(monkeypatch):
+@pytest.mark.parametrize("slot_residency", ["resident", "shared"])
+def test_guests_held_back_by_a_forward_that_broke_off_do_not_stand_in_the_way_of_the_next_step(
+    slot_residency, monkeypatch
+):
     real = parallel_experts.exchange_rows
     is_broken = {0: False, 1: False}
 
     def body(rank: Rank) -> tuple[float, float]:
         model = TinyMoE(CONFIG, rank.group)
-        agent = Agent(model, tiny_options(), groups=rank.agent_groups)
+        agent = Agent(model, tiny_options(slot_residency=slot_residency), groups=rank.agent_groups)
         x = batch(CONFIG, step=0, rank=rank.group.rank)
         agent.begin_step()
         is_broken[rank.group.rank] = True

@@ -88,6 +88,7 @@ class GuestSupply:
 
     def fill(self, placed_RK: IntArray, *, after_tokens: bool = False) -> None:
         """Makes guests resident in exactly these slots, see `bring`."""
+        self.send_held()  # of a pass that broke off: its slots are waited for before they are filled anew
         is_there_RK = placed_RK == self.resident_RK
         moves = schedule_moves(
             np.where(is_there_RK, EMPTY_SLOT, placed_RK),

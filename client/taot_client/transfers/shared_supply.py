@@ -81,6 +81,7 @@ class SharedSupply(GuestSupply):
 
     def renew(self, guests_RK: IntArray | None) -> None:
         """Forgets guests of weights that have changed; the first layers send for the given ones, if there is a plan."""
+        self.send_held()  # see `GuestSupply.renew`
         self._planned_RK = self.no_guests() if guests_RK is None else guests_RK
         if self._route.layer < len(self._shared.sets):
             self._set.user = None
@@ -165,6 +166,7 @@ class SharedSupply(GuestSupply):
         holder, self._set.holder = self._set.holder, None
         if holder is not None:
             # What is on its way arrives first: two writers of one buffer would leave a mixture.
+            holder.send_held()  # see `GuestSupply.renew`
             with self._clock.exposed():
                 holder.slots.clear(timeout_seconds=self._state.transfer_timeout_seconds)
             holder.resident_RK = holder.no_guests()
