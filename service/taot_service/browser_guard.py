@@ -48,6 +48,9 @@ def why_change_refused(
         return "pages of other sites may not change anything here"
     if origin is not None and urlsplit(origin).netloc.lower() != host_header.lower():
         return "pages of other sites may not change anything here"
+    # A stranger's name may be made to lead here, wherever the planner listens; addresses and loopback names cannot.
+    if origin is not None and not _is_own_kind(_host_name(host_header)):
+        return "from a browser change things by the planner's address or a port forwarded to localhost, not by a name"
     return None
 
 
@@ -56,6 +59,14 @@ def _host_name(host_header: str) -> str:
         return (urlsplit(f"//{host_header}").hostname or "").lower()
     except ValueError:
         return ""
+
+
+def _is_own_kind(host: str) -> bool:
+    try:
+        ipaddress.ip_address(host)
+    except ValueError:
+        return _is_loopback(host)
+    return True
 
 
 def _is_loopback(host: str) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from taot_api.routing_report import RoutingReport
+from taot_api.routing_report import AGENT_ERROR_REASONS, FALLBACK_REASONS, RoutingReport
 from taot_api.session_spec import SessionSpec
 from taot_service.group_figures import REACHES, GroupFigures
 from taot_service.planning_work import SolvedPlan
@@ -38,6 +38,7 @@ GAUGES = {
     ),
     "taot_last_report_timestamp_seconds": ("When the last training report came, in seconds since 1970.", ()),
     "taot_last_plan_timestamp_seconds": ("When the newest plan was put in force, in seconds since 1970.", ()),
+    "taot_paused": ("1 while an operator has paused the session, else 0.", ()),
     "taot_plan_guests": ("Newest plan: guests by reach.", ("reach",)),
     "taot_plan_weighted_cost": ("Newest plan: summed cost of its guests.", ()),
     "taot_predicted_gain_seconds": (
@@ -72,6 +73,8 @@ class _OpenGroup:
 
     has_layer_series: bool = False
 
+    is_paused: bool = False
+
 
 class GroupSeries(Collector):
     """The series of all open sessions, within two limits. Whoever comes first has them until it ends."""
@@ -102,6 +105,10 @@ class GroupSeries(Collector):
         del self._open[spec.training_job, spec.group]
         self._share_out()
 
+    def note_paused(self, spec: SessionSpec, *, is_paused: bool) -> None:
+        """Shows whether an operator has paused a session. It must be open."""
+        self._open[spec.training_job, spec.group].is_paused = is_paused
+
     def note_plan(
         self, spec: SessionSpec, solved: SolvedPlan, *, version: int, source_step: int, now_seconds: float
     ) -> None:
@@ -125,6 +132,7 @@ class GroupSeries(Collector):
             families[name] = CounterMetricFamily(name, text, labels=_GROUP + labels)
         for group, each in self._open.items():
             if each.figures is not None:
+                families["taot_paused"].add_metric(group, each.is_paused)  # type: ignore[attr-defined]
                 for name, labels, value in _values(each.figures, has_layer_series=each.has_layer_series):
                     families[name].add_metric((*group, *labels), value)  # type: ignore[attr-defined]
         return families.values()
@@ -170,10 +178,11 @@ def _values(figures: GroupFigures, *, has_layer_series: bool) -> Iterator[tuple[
         yield "taot_plan_guests", (reach,), guests
     for reach, sent_bytes in zip(REACHES, figures.sent_bytes, strict=True):
         yield "taot_sent_bytes_total", (reach,), sent_bytes
-    for reason, count in figures.fallbacks.items():
-        yield "taot_fallbacks_total", (reason,), count
-    for reason, count in figures.errors.items():
-        yield "taot_agent_errors_total", (reason,), count
+    # From 0 on: what a series has when it is first seen is no increase.
+    for reason in (*sorted(FALLBACK_REASONS), "other"):
+        yield "taot_fallbacks_total", (reason,), figures.fallbacks[reason]
+    for reason in (*sorted(AGENT_ERROR_REASONS), "other"):
+        yield "taot_agent_errors_total", (reason,), figures.errors[reason]
     if has_layer_series:
         for layer, value in enumerate(figures.imbalance_L):
             if value is not None:

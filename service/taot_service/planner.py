@@ -189,6 +189,7 @@ class Planner:
         """Asks the ranks of a session to move no guests, or to move them again; they hear it with their next report."""
         if session.is_paused != is_paused:
             session.is_paused = is_paused
+            self.metrics.groups.note_paused(session.spec, is_paused=is_paused)
             logger.info("session %s %s by an operator", session.session_id, "paused" if is_paused else "resumed")
             self.changes.note_session(session.session_id)
 

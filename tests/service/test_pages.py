@@ -98,3 +98,18 @@ def test_changes_that_are_let_through(origin, fetch_site, has_header, is_refused
         origin=origin, fetch_site=fetch_site, host_header="127.0.0.1:8080", has_request_header=has_header
     )
     assert (why is not None) == is_refused
+
+
+@pytest.mark.parametrize(
+    ("host", "is_refused"),
+    [
+        ("stranger.example:8080", True),  # made to lead here, so that its page counts as ours
+        ("10.0.0.7:8080", False),
+        ("[fd00::7]:8080", False),
+        ("localhost:8080", False),
+    ],
+)
+def test_a_browser_changes_nothing_under_a_name_that_strangers_could_have_made(host, is_refused):
+    from_page = {"origin": f"http://{host}", "fetch_site": "same-origin", "has_request_header": True}
+    assert (why_change_refused(host_header=host, **from_page) is not None) == is_refused
+    assert why_change_refused(origin=None, fetch_site=None, host_header=host, has_request_header=True) is None

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from planner_client import CALL_SECONDS
 from routing_samples import make_report, make_spec
+from scraped import samples_of
 
 from taot_api import RankTelemetry
 from taot_api.v1 import planner_pb2 as pb
@@ -143,8 +144,11 @@ def test_a_pause_reaches_the_ranks_with_their_next_report_and_ends(http, client)
     assert http.post(f"/v1/sessions/{session_id}/pause", headers=CHANGES).json()["is_paused"]
     assert client.report(session_id, make_report(spec, step=1)).is_paused
     assert detail_of(http, session_id)["reports"][-1]["is_paused"]
+    shown = ("taot_paused", (("group", spec.group), ("training_job", spec.training_job)))
+    assert samples_of(http)[shown] == 1
     assert not http.post(f"/v1/sessions/{session_id}/resume", headers=CHANGES).json()["is_paused"]
     assert not client.report(session_id, make_report(spec, step=2)).is_paused
+    assert samples_of(http)[shown] == 0
 
 
 @pytest.mark.parametrize(

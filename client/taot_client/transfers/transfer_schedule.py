@@ -93,7 +93,9 @@ class _Table(NamedTuple):
         return np.frombuffer(self.data, dtype=np.int64).reshape(self.shape)
 
 
-@lru_cache(maxsize=1024)  # weights and gradients of a pass take the same ways, and so do those of later micro-batches
+# Weights and gradients of a pass take the same ways, and so do those of later micro-batches. Some passes of all layers
+# fit in; at 256 ranks an entry has 67 KB.
+@lru_cache(maxsize=256)
 def _schedule(guests: _Table, homes: _Table, relay_nodes: _Table | None, resident: _Table | None) -> tuple[Move, ...]:
     """Does what `schedule_moves` does."""
     guests_RK, home_E = guests.array(), homes.array()
