@@ -86,7 +86,7 @@ class AgentState:
         self.weight_changes.begin_step()
         self._tally = StepTally()
         self._outcomes = PassOutcomes(len(self.spec.layers))
-        self.timed_topology = record.gates.topology(self.topology)
+        self.timed_topology = record.gates.measured.topology(self.topology)
         self._reports.begin_step()
 
     @property

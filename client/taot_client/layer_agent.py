@@ -241,7 +241,8 @@ class LayerAgent:
                     self._state.note_fallback("no_answer")
                     return self.supply.no_guests()
                 # Rates are for the gate alone: it counts what backward gains, which the planner cannot know.
-                rates = self._state.record.gates.rates(self.route.layer, expert_size_bytes=self.route.layout.size_bytes)
+                measured = self._state.record.gates.measured
+                rates = measured.rates(self.route.layer, expert_size_bytes=self.route.layout.size_bytes)
                 timed = problem if rates is None else replace(problem, rates=rates)
                 num_journeys = 1 if self.supply.holds_for_backward else 2
                 worthwhile_RK = without_vain_guests(timed, wanted_RK, num_journeys=num_journeys)

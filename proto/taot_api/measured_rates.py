@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 from taot_api.contract_error import ContractError, Reason
 from taot_api.session_spec import SessionSpec
-from taot_planning import LayerProblem
-from taot_planning.layer_problem import MAX_TOKEN_PICOSECONDS, LayerRates
+from taot_planning import LayerRates, Topology
+from taot_planning.layer_problem import MAX_TOKEN_PICOSECONDS
 from taot_planning.topology import MAX_BANDWIDTH
 
 
@@ -39,17 +39,24 @@ class MeasuredRates:
                 message = f"must be between 1 and {largest}, or 0 when unknown, got {min(values)} to {max(values)}"
                 raise ContractError(Reason.INVALID_COUNTS, message, field=f"measured_rates.{name}")
 
-    def applied_to(self, problem: LayerProblem, *, layer: int, expert_size_bytes: int) -> LayerProblem:
-        """The problem of a layer with these rates; as it is where one of them is unknown."""
-        picoseconds = self.token_picoseconds_L[layer]
-        if not picoseconds or not all(self.bandwidth_V):
-            return problem
+    def rates(self, layer: int, *, expert_size_bytes: int) -> LayerRates | None:
+        """The rates of a layer for planning; None where they are unknown."""
+        picoseconds = self.token_picoseconds_L[layer] if self.token_picoseconds_L else 0
+        if not picoseconds:
+            return None
+        return LayerRates(token_picoseconds=picoseconds, expert_size_bytes=expert_size_bytes)
+
+    def topology(self, topology: Topology) -> Topology:
+        """The topology with bandwidths, where at least one is known.
+
+        A level that has not been measured counts as fast as the first that has: guests across it are tried, and then
+        it is.
+        """
+        known = [bandwidth for bandwidth in self.bandwidth_V if bandwidth]
+        if not known or len(topology.levels) != len(self.bandwidth_V):
+            return topology
         levels = tuple(
-            replace(level, bandwidth_bytes_per_second=bandwidth)
-            for level, bandwidth in zip(problem.topology.levels, self.bandwidth_V, strict=True)
+            replace(level, bandwidth_bytes_per_second=bandwidth or known[0])
+            for level, bandwidth in zip(topology.levels, self.bandwidth_V, strict=True)
         )
-        return replace(
-            problem,
-            topology=replace(problem.topology, levels=levels),
-            rates=LayerRates(token_picoseconds=picoseconds, expert_size_bytes=expert_size_bytes),
-        )
+        return replace(topology, levels=levels)

@@ -5,9 +5,11 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 from taot_api.published_plan import PublishedStats
-from taot_planning import LayerPlan, LayerProblem, PlanStats, check_plan, plan_layer
+from taot_planning import LayerPlan, LayerProblem, PlanStats, Topology, check_plan, plan_layer
+from taot_planning.step_time import predict_static_seconds
 from taot_service.layer_account import LayerAccount, account_for
 from taot_service.planning_work import PlanningWork, SolvedPlan, SolverFailure
 
@@ -39,14 +41,16 @@ def _solve(work: PlanningWork, *, has_quotas: bool, is_wanted: Callable[[], bool
     stats_L: list[PlanStats] = []
     layer_stats_L: list[PublishedStats] = []
     account_L: list[LayerAccount] = []
+    measured_topology = _measured_topology(work)
     for index, layer in enumerate(work.layers):
         if not is_wanted():
             return SolverFailure(message="nobody waits for the plan any more", is_abandoned=True)
         start = time.perf_counter()
         problem = _problem_of(work, index)
         plan = _plan_checked(problem, work)
-        stats = plan.stats(problem)
-        gain_seconds = _predict_gain(_timed(problem, work, index), plan)
+        timed = _timed(problem, work, index, measured_topology)
+        stats = plan.stats(timed)
+        gain_seconds = _predict_gain(timed, stats)
         planning_seconds = time.perf_counter() - start
         plan_L.append(plan)
         stats_L.append(stats)
@@ -91,21 +95,28 @@ def _plan_checked(problem: LayerProblem, work: PlanningWork) -> LayerPlan:
     return plan
 
 
-def _timed(problem: LayerProblem, work: PlanningWork, index: int) -> LayerProblem:
-    """The problem with the rates that the ranks have measured, where the session declares none."""
+def _measured_topology(work: PlanningWork) -> Topology:
+    """The session's topology with the bandwidths that the ranks have measured, if any."""
     measured = work.report.measured_rates
+    return work.spec.topology if measured is None else measured.topology(work.spec.topology)
+
+
+def _timed(problem: LayerProblem, work: PlanningWork, index: int, measured_topology: Topology) -> LayerProblem:
+    """The problem with measured rates, for predictions alone; as it is where the session declares its own."""
+    measured, layer = work.report.measured_rates, work.layers[index]
     if problem.rates is not None or measured is None or work.layers is not work.spec.layers:
         return problem
-    return measured.applied_to(problem, layer=index, expert_size_bytes=work.layers[index].expert_size_bytes)
+    rates = measured.rates(index, expert_size_bytes=layer.expert_size_bytes)
+    return problem if rates is None else replace(problem, topology=measured_topology, rates=rates)
 
 
-def _predict_gain(problem: LayerProblem, plan: LayerPlan) -> float | None:
+def _predict_gain(problem: LayerProblem, stats: PlanStats) -> float | None:
     """Predicted time without guests minus with the plan, None when unknown."""
-    if problem.rates is None:
+    if stats.predicted_seconds is None:
         return None
-    seconds = plan.stats(problem).predicted_seconds
-    without = plan_layer(problem, algorithm="static").stats(problem).predicted_seconds
-    return None if seconds is None or without is None else without - seconds
+    static_seconds = predict_static_seconds(problem)
+    assert static_seconds is not None, "what is known of a plan is known of none"
+    return static_seconds - stats.predicted_seconds
 
 
 def _sum_stats(layer_stats_L: list[PublishedStats]) -> PublishedStats:

@@ -26,7 +26,7 @@ def problem(*, expert_size_bytes: int = SECOND // 2, bandwidth: int = SECOND, ra
     return LayerProblem(
         counts_RE=counts_RE,
         home_E=np.arange(4),
-        topology=StepGates(bandwidth_V=(bandwidth, 0)).topology(topology),
+        topology=StepGates(bandwidth_V=(bandwidth, 0)).measured.topology(topology),
         rates=LayerRates(token_picoseconds=PICOSECONDS, expert_size_bytes=expert_size_bytes) if rates else None,
     )
 

@@ -89,7 +89,7 @@ def test_measured_rates_predict_what_declared_ones_would_and_change_no_plan():
     "measured",
     [
         MeasuredRates(token_picoseconds_L=(10**9, 0), bandwidth_V=(10**9, 10**9)),
-        MeasuredRates(token_picoseconds_L=(10**9, 10**9), bandwidth_V=(10**9, 0)),
+        MeasuredRates(token_picoseconds_L=(10**9, 10**9), bandwidth_V=(0, 0)),
     ],
 )
 def test_a_gain_is_unknown_while_a_rate_is(measured):

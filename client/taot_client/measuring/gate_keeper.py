@@ -94,8 +94,8 @@ class GateKeeper:
         return passed_LRK
 
     def _problems(self, seen: StepObservation) -> list[LayerProblem | None]:
-        gates = self.gates()
-        topology = gates.topology(self._spec.topology)
+        measured = self.gates().measured
+        topology = measured.topology(self._spec.topology)
         return [
             None
             if outcome.counts_RE is None
@@ -103,7 +103,7 @@ class GateKeeper:
                 counts_RE=outcome.counts_RE,
                 home_E=spec.home_E,
                 topology=topology,
-                rates=gates.rates(layer, expert_size_bytes=spec.expert_size_bytes),
+                rates=measured.rates(layer, expert_size_bytes=spec.expert_size_bytes),
             )
             for layer, (outcome, spec) in enumerate(zip(seen.outcomes_L, self._spec.layers, strict=True))
         ]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import cached_property
 
-from taot_planning import LayerRates, Topology
+from taot_api import MeasuredRates
 from taot_planning.layer_problem import MAX_TOKEN_PICOSECONDS
 from taot_planning.topology import MAX_BANDWIDTH
 
@@ -30,28 +31,13 @@ class StepGates:
         """Whether a layer has no guests in this step."""
         return bool(self.is_off_L) and self.is_off_L[layer]
 
-    def rates(self, layer: int, *, expert_size_bytes: int) -> LayerRates | None:
-        """The rates of a layer for planning; None where they are unknown."""
-        picoseconds = self.token_picoseconds_L[layer] if self.token_picoseconds_L else 0
-        if not picoseconds:
-            return None
-        return LayerRates(
-            token_picoseconds=min(picoseconds, MAX_TOKEN_PICOSECONDS), expert_size_bytes=expert_size_bytes
+    @cached_property
+    def measured(self) -> MeasuredRates:
+        """The rates, within the limits of the contract."""
+        return MeasuredRates(
+            token_picoseconds_L=tuple(min(each, MAX_TOKEN_PICOSECONDS) for each in self.token_picoseconds_L),
+            bandwidth_V=tuple(min(each, MAX_BANDWIDTH) for each in self.bandwidth_V),
         )
-
-    def topology(self, topology: Topology) -> Topology:
-        """The topology with bandwidths, where at least one is known.
-
-        A level that has not been measured counts as fast as the other: guests across it are tried, and then it is.
-        """
-        known = [bandwidth for bandwidth in self.bandwidth_V if bandwidth]
-        if not known or len(topology.levels) != len(self.bandwidth_V):
-            return topology
-        levels = tuple(
-            replace(level, bandwidth_bytes_per_second=min(bandwidth or known[0], MAX_BANDWIDTH))
-            for level, bandwidth in zip(topology.levels, self.bandwidth_V, strict=True)
-        )
-        return replace(topology, levels=levels)
 
     def encode(self, *, num_layers: int) -> bytes:
         """Serializes; the same length for any content."""

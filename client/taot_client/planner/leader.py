@@ -17,7 +17,6 @@ from taot_client.planner.planner_link import PlannerLink
 from taot_client.planner.step_record import ModeReason, StepMode, StepRecord
 from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
-from taot_planning.layer_problem import MAX_TOKEN_PICOSECONDS
 
 logger = logging.getLogger(__name__)
 
@@ -61,7 +60,8 @@ class Leader:
 
     def observe(self, seen: StepObservation) -> None:
         """Learns from what all ranks have measured in a step that has ended."""
-        self._keeper.observe(seen)
+        if self._has_gates or self.link is not None:
+            self._keeper.observe(seen)
 
     def next_record(self, *, step: int) -> StepRecord:
         """Decides what `step` does. Logs when the reason changes."""
@@ -99,12 +99,9 @@ class Leader:
 
     def _measured_rates(self) -> MeasuredRates:
         """What the planner may predict gains with; nothing else depends on it."""
-        gates = self._keeper.gates()
-        levels = gates.topology(self._spec.topology).levels
-        return MeasuredRates(
-            token_picoseconds_L=tuple(min(each, MAX_TOKEN_PICOSECONDS) for each in gates.token_picoseconds_L),
-            bandwidth_V=tuple(level.bandwidth_bytes_per_second or 0 for level in levels),
-        )
+        measured = self._keeper.gates().measured
+        levels = measured.topology(self._spec.topology).levels  # as many as the session has, whatever was measured
+        return replace(measured, bandwidth_V=tuple(level.bandwidth_bytes_per_second or 0 for level in levels))
 
     def _no_guests(self) -> IntArray:
         topology = self._spec.topology
