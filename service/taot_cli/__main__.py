@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import typer
 
+from taot_cli.config_command import config_app
 from taot_cli.demo import demo
 from taot_cli.observe import observe
 from taot_cli.plan import plan
@@ -25,6 +26,7 @@ app.command()(plan)
 app.command()(replay)
 app.command()(demo)
 app.command()(observe)
+app.add_typer(config_app, name="config")
 
 
 def main() -> None:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
-import inspect
 import re
 
 import pytest
 import yaml
 from deploy_tools import CHART, ROOT, of_kind, render, run_tool
 
-from taot_cli.serve import serve
 from taot_planning import __version__
+from taot_service.config import ServiceConfig
+from taot_service.settings import settings_of
 
 pytestmark = pytest.mark.deploy
 
@@ -36,7 +36,7 @@ def test_versions_are_those_of_the_package():
 
 def test_schema_knows_the_flags_of_the_planner():
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
-    flags = set(inspect.signature(serve).parameters)
+    flags = {setting.name for setting in settings_of(ServiceConfig)}
     names = schema["properties"]["planner"]["properties"]
     known = {re.sub("[A-Z]", lambda upper: "_" + upper[0].lower(), name) for name in names}
     # Addresses and ports are the image's own in a pod, and a Deployment starts again what ends by itself.
