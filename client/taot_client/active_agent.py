@@ -76,7 +76,7 @@ class ActiveAgent:
                 leader.close()
             raise ValueError(f"the planner refuses this job: {refusals[LEADER]}")
         if leader is not None:
-            atexit.register(leader.close)
+            atexit.register(leader.leave)
 
     def _attach(self, groups: AgentGroups) -> None:
         state, device = self.state, model_device(self._layers)
@@ -193,7 +193,7 @@ class ActiveAgent:
         self.state.weight_mover.close()
         self.state.gradient_mover.close()
         if self.state.leader is not None:
-            atexit.unregister(self.state.leader.close)
+            atexit.unregister(self.state.leader.leave)
             self.state.leader.close()
 
     def _send_for_guests(self) -> None:

@@ -48,6 +48,10 @@ class ServiceConfig:
     """Seconds after the last session has ended at which the process ends by itself, as after SIGTERM. Before the first
     session it waits: a trainer may start later than its planner."""
 
+    exit_when_unused: SecondsFromZero | None = None
+    """Seconds after it became ready at which the process ends by itself if there has been no session yet: the trainer
+    may have died before its first."""
+
     max_message_bytes: Count = 64 * 2**20
     """Bytes of the largest request that is read."""
 

@@ -14,6 +14,9 @@ from taot_service.http_app import create_http_app
 from taot_service.listener import listen
 from taot_service.planner import Planner
 
+HTTP_SECONDS = 1
+"""How long answers in flight may take once the planner API has ended."""
+
 
 class _Uvicorn(uvicorn.Server):
     """Leaves signals alone: uvicorn's own handlers raise them again after the stop and end it early."""
@@ -36,7 +39,7 @@ class HttpFront:
                 log_level="warning",
                 access_log=False,
                 lifespan="off",
-                timeout_graceful_shutdown=1,
+                timeout_graceful_shutdown=HTTP_SECONDS,
                 ws="none",
             )
         )
@@ -61,7 +64,7 @@ class HttpFront:
         return self._task
 
     async def stop(self) -> None:
-        """Answers what is in flight, for a second at most, and releases the port."""
+        """Answers what is in flight, for HTTP_SECONDS at most, and releases the port."""
         self._server.should_exit = True
         if self._task is not None:
             with contextlib.suppress(Exception):

@@ -27,6 +27,9 @@ from taot_service.solver_pool import SolverPool
 
 logger = logging.getLogger(__name__)
 
+CLOSE_SECONDS = 5.0
+"""How long a solver thread may take to notice that nobody wants its plan any more."""
+
 
 class Planner:
     """Everything behind the two front ends."""
@@ -36,6 +39,7 @@ class Planner:
         self.metrics = ServiceMetrics(config, release=__version__)
         self.is_warm = False
         self.is_draining = False
+        self.was_used = False
         self.changes = ChangeFeed()
         self._idle_since_seconds: float | None = None
         self._book = SessionBook(
@@ -72,15 +76,17 @@ class Planner:
         """Open sessions."""
         return self._book.sessions
 
-    def idle_seconds(self) -> float:
-        """Time since the last session has ended; 0 while one is open, and before the first."""
-        return 0.0 if self._idle_since_seconds is None else time.monotonic() - self._idle_since_seconds
+    def idle_seconds(self) -> float | None:
+        """Time since the last session has ended, before the first since it is warm; None meanwhile."""
+        return None if self._idle_since_seconds is None else time.monotonic() - self._idle_since_seconds
 
     async def warm_up(self) -> None:
         """Compiles the kernels in a solver thread."""
         start = time.monotonic()
         await self._pool.warm_up()
         self.is_warm = True
+        if not self.was_used:
+            self._idle_since_seconds = time.monotonic()
         logger.info("warm after %.1f s", time.monotonic() - start)
 
     def open_session(self, spec: SessionSpec) -> Session:
@@ -97,6 +103,7 @@ class Planner:
             self._forget(decision.replaced, EndReason.REPLACED)
         if session.session_id not in self._feeds:
             self._feeds[session.session_id] = PlanFeed()
+            self.was_used = True
             self._idle_since_seconds = None
             self.metrics.groups.open(spec)
             self.changes.note_sessions()
@@ -212,8 +219,8 @@ class Planner:
         self.changes.end()
 
     async def close(self) -> bool:
-        """Stops the solver threads; False when one of them is still busy."""
-        return await self._pool.close(timeout_seconds=self.config.drain_seconds)
+        """Stops the solver threads; False when one of them is still busy after CLOSE_SECONDS."""
+        return await self._pool.close(timeout_seconds=CLOSE_SECONDS)
 
     def _num_queued(self) -> int:
         return self._pool.num_jobs + sum(session.has_waiting for session in self.sessions)

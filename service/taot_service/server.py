@@ -10,17 +10,20 @@ from collections.abc import Callable
 
 from taot_service.config import ServiceConfig
 from taot_service.grpc_front import GrpcFront
-from taot_service.http_front import HttpFront
+from taot_service.http_front import HTTP_SECONDS, HttpFront
 from taot_service.listener import PortUnavailableError, join_address, write_ports_file
-from taot_service.planner import Planner
+from taot_service.planner import CLOSE_SECONDS, Planner
 
 logger = logging.getLogger(__name__)
 
 NOTICE_SECONDS = 0.25
 """How long callers are told to go elsewhere before connections close: gRPC cancels calls that come while it closes."""
 
-EXPIRY_CHECK_SECONDS = 1.0
-"""How often leases are looked at."""
+END_SECONDS = NOTICE_SECONDS + HTTP_SECONDS + CLOSE_SECONDS
+"""A planner that drains ends within --drain-seconds and this; whoever kills it must wait longer."""
+
+CHECK_SECONDS = 1.0
+"""How often leases are looked at, and whether the planner is idle."""
 
 
 class PlannerServer:
@@ -62,8 +65,8 @@ class PlannerServer:
             asyncio.create_task(self._warm_up(), name="warm-up"),
             asyncio.create_task(self._expire_sessions(), name="expiry"),
         }
-        if self.config.exit_when_idle is not None:
-            self._tasks.add(asyncio.create_task(self._await_idle(self.config.exit_when_idle), name="idle"))
+        if self.config.exit_when_idle is not None or self.config.exit_when_unused is not None:
+            self._tasks.add(asyncio.create_task(self._await_idle(), name="idle"))
 
     async def run_until(self, stop: asyncio.Event) -> bool:
         """Serves until asked to stop, or idle; False when something that should go on has ended before."""
@@ -73,7 +76,7 @@ class PlannerServer:
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in done - {stopped}:
                 if task.get_name() == "idle" and task.exception() is None:
-                    logger.info("no session for %s s: draining", self.config.exit_when_idle)
+                    logger.info("no session for %.1f s: draining", self.planner.idle_seconds() or 0.0)
                     stop.set()
                 elif task.exception() is not None or task.get_name() != "warm-up":
                     logger.error("%s ended unexpectedly", task.get_name(), exc_info=task.exception())
@@ -100,12 +103,19 @@ class PlannerServer:
 
     async def _expire_sessions(self) -> None:
         while True:
-            await asyncio.sleep(min(EXPIRY_CHECK_SECONDS, self.config.lease_seconds / 4))
+            await asyncio.sleep(min(CHECK_SECONDS, self.config.lease_seconds / 4))
             self.planner.expire_sessions()
 
-    async def _await_idle(self, limit_seconds: float) -> None:
-        while not (idle_seconds := self.planner.idle_seconds()) or idle_seconds < limit_seconds:
-            await asyncio.sleep(EXPIRY_CHECK_SECONDS)
+    async def _await_idle(self) -> None:
+        while not ends_by_itself(self.planner, self.config):
+            await asyncio.sleep(CHECK_SECONDS)
+
+
+def ends_by_itself(planner: Planner, config: ServiceConfig) -> bool:
+    """Whether a planner has been without a session for as long as it was told to wait for one."""
+    limit = config.exit_when_idle if planner.was_used else config.exit_when_unused
+    idle_seconds = planner.idle_seconds()
+    return limit is not None and idle_seconds is not None and idle_seconds >= limit
 
 
 def run(config: ServiceConfig, *, announce: Callable[[str], None], complain: Callable[[str], None]) -> int:

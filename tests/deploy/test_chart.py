@@ -8,6 +8,7 @@ from deploy_tools import CHART, ROOT, of_kind, render, run_tool
 
 from taot_planning import __version__
 from taot_service.config import ServiceConfig
+from taot_service.server import END_SECONDS
 from taot_service.settings import settings_of
 
 pytestmark = pytest.mark.deploy
@@ -40,7 +41,7 @@ def test_schema_knows_the_flags_of_the_planner():
     names = schema["properties"]["planner"]["properties"]
     known = {re.sub("[A-Z]", lambda upper: "_" + upper[0].lower(), name) for name in names}
     # Addresses and ports are the image's own in a pod, and a Deployment starts again what ends by itself.
-    assert known == flags - {"host", "grpc_port", "http_port", "ports_file", "exit_when_idle"}
+    assert known == flags - {"host", "grpc_port", "http_port", "ports_file", "exit_when_idle", "exit_when_unused"}
 
 
 def test_schema_lists_every_value():
@@ -73,6 +74,7 @@ def test_flags_reach_the_planner_as_it_reads_them(tmp_path):
         "TAOT_SOLVER_THREADS": "1",
     }
     assert spec["terminationGracePeriodSeconds"] == 3 + 15
+    assert END_SECONDS < 15
 
 
 def test_dashboards_and_rules_are_those_of_the_files():

@@ -25,6 +25,7 @@ from taot_service.settings import Bounds, settings_of
         ("drain_seconds", float("inf")),
         ("exit_when_idle", -1.0),
         ("exit_when_idle", float("nan")),
+        ("exit_when_unused", -1.0),
         ("solver_threads", 0),
         ("max_message_bytes", 0),
         ("max_sessions", 0),

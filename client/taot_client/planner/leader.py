@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import sys
 from dataclasses import replace
 from typing import Any
 
@@ -44,6 +45,15 @@ class Leader:
         """Says goodbye to the planner."""
         if self.link is not None:
             self.link.close()
+
+    def leave(self) -> None:
+        """Ends the link with the process.
+
+        What an exception ends may come back, so that says no goodbye: its session stays until the next run of the
+        group replaces it, or its lease has run out.
+        """
+        if self.link is not None:
+            self.link.close(says_goodbye=not hasattr(sys, "last_type"))
 
     def planner_stats(self) -> dict[str, Any]:
         """The state of the link for logs; empty without a planner."""

@@ -140,14 +140,14 @@ class PlannerLink:
             self._note_rejected(error)
         return None
 
-    def close(self) -> None:
+    def close(self, *, says_goodbye: bool = True) -> None:
         """Says goodbye, waiting for at most a second, and ends the threads."""
         if self._channel is None or os.getpid() != self._pid or self._closing.is_set():
             return
         self._closing.set()
         self._reports.close()
         self._end_watch()
-        if self._session_id is not None and self._is_connected:
+        if says_goodbye and self._session_id is not None and self._is_connected:
             try:
                 self._stub.CloseSession(pb.CloseSessionRequest(session_id=self._session_id), timeout=1.0)
             except grpc.RpcError as error:
