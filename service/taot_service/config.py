@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
+from taot_service.log_lines import LogFormat, LogLevel
 from taot_service.settings import Bounds, check_settings
 
 Port: TypeAlias = Annotated[int, Bounds(least=0, most=65535)]
@@ -51,6 +52,13 @@ class ServiceConfig:
     exit_when_unused: SecondsFromZero | None = None
     """Seconds after it became ready at which the process ends by itself if there has been no session yet: the trainer
     may have died before its first."""
+
+    log_format: LogFormat = LogFormat.TEXT
+    """How log lines on standard error look: text for people, or json, one object a line. With json the addresses are
+    logged too, and nothing goes to standard output."""
+
+    log_level: LogLevel = LogLevel.INFO
+    """The least severe records that are logged: debug, info, warning or error."""
 
     max_message_bytes: Count = 64 * 2**20
     """Bytes of the largest request that is read."""

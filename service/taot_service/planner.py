@@ -87,7 +87,8 @@ class Planner:
         self.is_warm = True
         if not self.was_used:
             self._idle_since_seconds = time.monotonic()
-        logger.info("warm after %.1f s", time.monotonic() - start)
+        seconds = time.monotonic() - start
+        logger.info("warm after %.1f s", seconds, extra={"warm_up_seconds": seconds})
 
     def open_session(self, spec: SessionSpec) -> Session:
         """Opens a session, or returns the one of the same incarnation."""
@@ -117,7 +118,8 @@ class Planner:
             spec.topology.num_ranks,
             len(spec.layers),
             spec.algorithm,
-            ascii(spec.client_release[:64]),
+            spec.client_release[:64],
+            extra=session.log_fields,
         )
         return session
 
@@ -197,7 +199,12 @@ class Planner:
         if session.is_paused != is_paused:
             session.is_paused = is_paused
             self.metrics.groups.note_paused(session.spec, is_paused=is_paused)
-            logger.info("session %s %s by an operator", session.session_id, "paused" if is_paused else "resumed")
+            logger.info(
+                "session %s %s by an operator",
+                session.session_id,
+                "paused" if is_paused else "resumed",
+                extra=session.log_fields,
+            )
             self.changes.note_session(session.session_id)
 
     def close_session(self, session_id: str) -> None:
@@ -268,6 +275,7 @@ class Planner:
             reason.value,
             session.num_reports,
             session.num_plans,
+            extra=session.log_fields,
         )
 
     def _refuse_when_draining(self) -> None:

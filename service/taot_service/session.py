@@ -91,6 +91,11 @@ class Session:
         self._forgotten: tuple[int, int, bool] = (-1, -1, False)
 
     @property
+    def log_fields(self) -> dict[str, str]:
+        """What log records about it carry beside their message."""
+        return {"session_id": self.session_id, "training_job": self.spec.training_job, "group": self.spec.group}
+
+    @property
     def newest_plan(self) -> PublishedPlan | None:
         """The plan in force."""
         return self._plans[-1] if self._plans else None

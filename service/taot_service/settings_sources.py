@@ -52,6 +52,11 @@ class EffectiveSettings:
     sources: Mapping[str, str]
     """Where each comes from, by its name."""
 
+    @property
+    def changed(self) -> dict[str, str]:
+        """The sources of what somebody has set."""
+        return {name: source for name, source in self.sources.items() if source != DEFAULT_SOURCE}
+
 
 def merge_settings(*layers: Mapping[str, GivenSetting]) -> EffectiveSettings:
     """Joins what was set at several places; later ones overrule earlier ones.
