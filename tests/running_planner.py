@@ -20,6 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from taot_service.config import ServiceConfig
+from taot_service.plan_traces import PlanTraces
 from taot_service.planner import Planner
 from taot_service.server import PlannerServer
 
@@ -50,7 +51,9 @@ class RunningPlanner:
 
 
 @contextlib.contextmanager
-def running_planner(config: ServiceConfig | None = None, *, is_warm_awaited: bool = True) -> Iterator[RunningPlanner]:
+def running_planner(
+    config: ServiceConfig | None = None, *, is_warm_awaited: bool = True, traces: PlanTraces | None = None
+) -> Iterator[RunningPlanner]:
     """Runs a planner on free ports, whatever the ports of `config`.
 
     One at a time: grpc.aio wants one event loop per process. Use `planner_process` for more, and the
@@ -58,7 +61,7 @@ def running_planner(config: ServiceConfig | None = None, *, is_warm_awaited: boo
     """
     config = replace(config or ServiceConfig(), grpc_port=0, http_port=0)
     started = _Outcome()
-    thread = threading.Thread(target=_run_thread, args=(config, started), name="planner", daemon=True)
+    thread = threading.Thread(target=_run_thread, args=(config, traces, started), name="planner", daemon=True)
     thread.start()
     server, loop, stop = started.wait()
     try:
@@ -90,9 +93,9 @@ class _Outcome:
         return self.value
 
 
-def _run_thread(config: ServiceConfig, started: _Outcome) -> None:
+def _run_thread(config: ServiceConfig, traces: PlanTraces | None, started: _Outcome) -> None:
     async def main() -> None:
-        server, stop = PlannerServer(config), asyncio.Event()
+        server, stop = PlannerServer(config, traces=traces), asyncio.Event()
         try:
             await server.start()
         except OSError as error:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 
+from taot_api.tracing import VARIABLE_PREFIX
+
 INTERFACE_VARIABLE = "GLOO_SOCKET_IFNAME"
 """Read by gloo itself: the network interfaces over which it is reached."""
 
@@ -21,3 +23,8 @@ def proxy_variables() -> list[str]:
 def gloo_interfaces() -> str | None:
     """What `GLOO_SOCKET_IFNAME` says, for errors; None where it is not set."""
     return os.environ.get(INTERFACE_VARIABLE)
+
+
+def tracing_variables() -> dict[str, str]:
+    """The standard variables of OpenTelemetry."""
+    return {name: value for name, value in os.environ.items() if name.startswith(VARIABLE_PREFIX)}

@@ -25,7 +25,8 @@ class GrpcFront:
     def __init__(self, planner: Planner, config: ServiceConfig) -> None:
         self._config = config
         self._health = HealthServicer()
-        self._server = grpc.aio.server(options=_channel_options(config))
+        interceptors = [planner.traces.interceptor()] if planner.traces is not None else []
+        self._server = grpc.aio.server(interceptors=interceptors, options=_channel_options(config))
         add_PlannerServiceServicer_to_server(PlannerServicer(planner), self._server)
         add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(

@@ -20,6 +20,7 @@ from taot_service.config import ServiceConfig
 from taot_service.limits import check_algorithm, check_limits
 from taot_service.metrics import ServiceMetrics
 from taot_service.plan_feed import PlanFeed, PlanSubscription
+from taot_service.plan_traces import PlanTraces
 from taot_service.planning_work import FinishedWork, PlanningWork, SolvedPlan, SolverFailure
 from taot_service.session import ReportOutcome, Session
 from taot_service.session_book import EndReason, SessionBook
@@ -34,8 +35,9 @@ CLOSE_SECONDS = 5.0
 class Planner:
     """Everything behind the two front ends."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, *, traces: PlanTraces | None = None) -> None:
         self.config = config
+        self.traces = traces
         self.metrics = ServiceMetrics(config, release=__version__)
         self.is_warm = False
         self.is_draining = False
@@ -130,6 +132,8 @@ class Planner:
     def accept_report(self, session: Session, report: RoutingReport) -> None:
         """Takes a checked report; its plan follows in the background."""
         self._refuse_when_draining()
+        if self.traces is not None:
+            self.traces.keep_report(session.session_id, report)
         decision = self._book.accept_report(session.session_id, report, now_seconds=time.monotonic())
         self.metrics.reports.labels(decision.outcome.value).inc()
         if decision.has_superseded:
@@ -156,6 +160,7 @@ class Planner:
             ContractError: when there is no plan in time.
         """
         self._refuse_when_draining()
+        trace = self.traces.note_checked(session.session_id, report) if self.traces is not None else None
         work = PlanningWork(
             session_id=session.session_id,
             spec=session.spec,
@@ -177,6 +182,8 @@ class Planner:
             self.metrics.plans.labels("failed").inc()
             raise ContractError(Reason.PLANNING_FAILED, f"planning failed ({result.message}): go on without a plan")
         plan = self._book.publish(work, result, create_time_seconds=time.time())
+        if self.traces is not None and trace is not None:
+            self.traces.note_answer(finished, trace, version=plan.identity.version)
         self.metrics.plans.labels("answered").inc()
         self.metrics.observe_times(finished, now_seconds=time.monotonic())
         return plan
@@ -245,6 +252,8 @@ class Planner:
         self.changes.note_session(work.session_id)
         if not self.is_draining:
             self._feeds[work.session_id].publish(plan)
+        if self.traces is not None:
+            self.traces.note_plan(finished, version=plan.identity.version)
         self._observe_plan(finished, result, plan)
 
     def _observe_plan(self, finished: FinishedWork, solved: SolvedPlan, plan: PublishedPlan) -> None:

@@ -8,10 +8,12 @@ import os
 import signal
 from collections.abc import Callable
 
+from taot_api.tracing import make_tracer
 from taot_service.config import ServiceConfig
 from taot_service.grpc_front import GrpcFront
 from taot_service.http_front import HTTP_SECONDS, HttpFront
 from taot_service.listener import PortUnavailableError, join_address, write_ports_file
+from taot_service.plan_traces import PlanTraces
 from taot_service.planner import CLOSE_SECONDS, Planner
 
 logger = logging.getLogger(__name__)
@@ -29,9 +31,9 @@ CHECK_SECONDS = 1.0
 class PlannerServer:
     """The planner with its front ends on the running event loop."""
 
-    def __init__(self, config: ServiceConfig) -> None:
+    def __init__(self, config: ServiceConfig, *, traces: PlanTraces | None = None) -> None:
         self.config = config
-        self.planner = Planner(config)
+        self.planner = Planner(config, traces=traces)
         self._grpc = GrpcFront(self.planner, config)
         self._http = HttpFront(self.planner, config)
         self._tasks: set[asyncio.Task[None]] = set()
@@ -135,7 +137,8 @@ def run(config: ServiceConfig, *, announce: Callable[[str], None], complain: Cal
 async def _run(config: ServiceConfig, *, announce: Callable[[str], None], complain: Callable[[str], None]) -> int:
     stop = asyncio.Event()
     _handle_signals(stop)
-    server = PlannerServer(config)
+    tracer = make_tracer(os.environ, service="taot-planner")
+    server = PlannerServer(config, traces=PlanTraces(tracer) if tracer is not None else None)
     try:
         await server.start()
     except OSError as error:

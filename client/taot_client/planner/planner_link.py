@@ -21,6 +21,7 @@ from taot_client.environment import proxy_variables
 from taot_client.fork_guard import guard
 from taot_client.planner.report_queue import ReportQueue
 from taot_client.planner.step_record import check_identity
+from taot_client.planner.traced_channel import traced
 from taot_client.planner.unsent_telemetry import UnsentTelemetry
 from taot_planning.layer_plan import check_guests
 
@@ -82,7 +83,7 @@ class PlannerLink:
         Returns:
             Why the planner refuses this job, or None. A planner that cannot be reached is no refusal.
         """
-        self._channel = grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS)
+        self._channel = traced(grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS))
         self._stub = planner_pb2_grpc.PlannerServiceStub(self._channel)
         guard(self)
         for name, target in (("session", self._keep_session), ("reports", self._send_reports)):
