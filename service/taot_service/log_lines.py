@@ -15,14 +15,14 @@ _OWN_ATTRIBUTES = frozenset({*vars(logging.makeLogRecord({})), "message", "ascti
 """What every record has; the rest came by `extra`."""
 
 
-class LogFormat(Enum):
+class LogFormat(str, Enum):
     """How a line looks."""
 
     TEXT = "text"
     JSON = "json"
 
 
-class LogLevel(Enum):
+class LogLevel(str, Enum):
     """The least severe that is written."""
 
     DEBUG = "debug"
