@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NoReturn
 
 import numpy as np
 
-from taot_planning.arrays import MAX_COUNT, IntArray, frozen_ints
+from taot_planning.arrays import MAX_COUNT, IntArray, frozen_ints, read_only
 from taot_planning.assignment import split_tokens
 from taot_planning.explanation import Explanation
 from taot_planning.guest_moves import list_moves
+from taot_planning.kernel import kernel
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.load import imbalance, loads_with_guests, moved_loads, rank_loads
 from taot_planning.step_time import predict_seconds
@@ -112,6 +114,39 @@ def plan_from_guests(problem: LayerProblem, guests_RK: IntArray) -> LayerPlan:
     return LayerPlan.take_over(guests_RK=np.where(tokens_RK > 0, guests_RK, EMPTY_SLOT), quota_SRK=quota_SRK)
 
 
+@kernel
+def _are_possible(guests_RK: IntArray, home_E: IntArray, slots_R: IntArray) -> bool:
+    """Whether `check_guests` has nothing to say; one pass, since it is asked for every layer of every plan."""
+    for rank in range(guests_RK.shape[0]):
+        for slot in range(guests_RK.shape[1]):
+            expert = guests_RK[rank, slot]
+            if expert == EMPTY_SLOT:
+                continue
+            if not 0 <= expert < home_E.size or slot >= slots_R[rank] or home_E[expert] == rank:
+                return False
+            for before in range(slot):
+                if guests_RK[rank, before] == expert:
+                    return False
+    return True
+
+
+@kernel
+def _are_within_counts(guests_RK: IntArray, quota_SRK: IntArray, counts_RE: IntArray) -> bool:
+    """Whether tokens go to guests only, and none that are not there; in one pass. The guests must be possible."""
+    left_E = np.empty(counts_RE.shape[1], dtype=np.int64)
+    for source in range(counts_RE.shape[0]):
+        left_E[:] = counts_RE[source]
+        for rank in range(guests_RK.shape[0]):
+            for slot in range(guests_RK.shape[1]):
+                expert, quota = guests_RK[rank, slot], quota_SRK[source, rank, slot]
+                if quota == 0:
+                    continue
+                if expert == EMPTY_SLOT or not 0 <= quota <= left_E[expert]:
+                    return False
+                left_E[expert] -= quota
+    return True
+
+
 def check_guests(guests_RK: IntArray, *, home_E: IntArray, slots_R: IntArray) -> None:
     """Checks that a placement can be carried out at all; planner and agent both call this.
 
@@ -122,6 +157,12 @@ def check_guests(guests_RK: IntArray, *, home_E: IntArray, slots_R: IntArray) ->
     shape = [slots_R.size, int(slots_R.max(initial=0))]
     if list(guests_RK.shape) != shape:
         raise ValueError(f"guests must be [ranks, slots] = {shape}, got {list(guests_RK.shape)}")
+    if not _are_possible(read_only(guests_RK), read_only(home_E), read_only(slots_R)):
+        _refuse_guests(guests_RK, home_E, slots_R)
+
+
+def _refuse_guests(guests_RK: IntArray, home_E: IntArray, slots_R: IntArray) -> NoReturn:
+    """Raises the ValueError for a placement that cannot be carried out."""
     for rank, row_K in enumerate(guests_RK):
         guests = row_K[row_K != EMPTY_SLOT].tolist()
         if any(not 0 <= guest < home_E.size for guest in guests):
@@ -135,6 +176,7 @@ def check_guests(guests_RK: IntArray, *, home_E: IntArray, slots_R: IntArray) ->
         at_home = [guest for guest in guests if home_E[guest] == rank]
         if at_home:
             raise ValueError(f"expert {at_home[0]} is a guest on rank {rank}, its own home")
+    raise AssertionError("a placement that is refused has a reason")
 
 
 def check_plan(plan: LayerPlan, problem: LayerProblem) -> None:
@@ -147,6 +189,12 @@ def check_plan(plan: LayerPlan, problem: LayerProblem) -> None:
     num_ranks, num_slots = plan.guests_RK.shape
     if plan.quota_SRK.shape != (num_ranks, num_ranks, num_slots):
         raise ValueError(f"quotas must be [{num_ranks}, {num_ranks}, {num_slots}], got {list(plan.quota_SRK.shape)}")
+    if not _are_within_counts(read_only(plan.guests_RK), read_only(plan.quota_SRK), read_only(problem.counts_RE)):
+        _refuse_quotas(plan, problem)
+
+
+def _refuse_quotas(plan: LayerPlan, problem: LayerProblem) -> NoReturn:
+    """Raises the ValueError for quotas that the tokens at hand do not fill."""
     if plan.quota_SRK.min(initial=0) < 0:
         source, rank, slot = np.argwhere(plan.quota_SRK < 0)[0].tolist()
         raise ValueError(f"source rank {source} sends a negative number of tokens to slot {slot} of rank {rank}")
@@ -168,3 +216,4 @@ def check_plan(plan: LayerPlan, problem: LayerProblem) -> None:
             f"source rank {source} has {problem.counts_RE[source, expert]} tokens for expert {expert},"
             f" the plan sends {sent_SE[source, expert]} of them to guests"
         )
+    raise AssertionError("quotas that are refused have a reason")

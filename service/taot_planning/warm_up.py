@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from taot_planning.algorithms import ALGORITHMS, NEEDS_SCIPY, plan_layer
-from taot_planning.layer_plan import plan_from_guests
+from taot_planning.layer_plan import check_plan, plan_from_guests
 from taot_planning.layer_problem import LayerProblem, contiguous_homes
 from taot_planning.topology import two_level_topology
 
@@ -31,6 +31,8 @@ def warm_up(algorithms: Iterable[str] = tuple(ALGORITHMS), *, has_recent: bool =
         topology=two_level_topology(num_ranks=2, ranks_per_node=1, slots=1, inter_cost=3),
     )
     for algorithm in sorted(set(algorithms) - NEEDS_SCIPY):
-        plan_from_guests(problem, plan_layer(problem, algorithm=algorithm).guests_RK).stats(problem)
+        plan = plan_from_guests(problem, plan_layer(problem, algorithm=algorithm).guests_RK)
+        check_plan(plan, problem)
+        plan.stats(problem)
     if has_recent and "taot" in algorithms:
         plan_layer(replace(problem, recent_tokens_NE=np.array([[2, 2, 2, 2]])), algorithm="taot")

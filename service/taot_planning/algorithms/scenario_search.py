@@ -137,29 +137,45 @@ def _send_home(scenario: int, place: int, home: int, state: ScenarioState) -> No
 
 
 @kernel
-def _measure_gains(state: ScenarioState) -> None:
-    """Adds up in `gain_ER` what each guest could take off ranks above their caps: path by path an upper bound.
+def _measure_rooms(state: ScenarioState) -> None:
+    """Notes per scenario what could leave ranks above their caps and where there is room for a guest to take it.
 
-    What can be reached from those ranks is full: a copy elsewhere is a way out for all tokens there.
+    What can be reached from those ranks is full: a copy elsewhere is a way out for all tokens there. `bound_E` is what
+    a guest of each expert takes off them at most, wherever it is.
     """
-    state.gain_ER[:] = 0
-    room_R = state.room_R
+    state.movable_JE[:] = 0
+    state.bound_E[:] = 0
     for scenario in range(state.excess_J.size):
-        if state.excess_J[scenario] == 0:
+        excess = state.excess_J[scenario]
+        if excess == 0:
             continue
-        state.movable_E[:] = 0
-        for copy in range(state.rank_C.size):
-            if state.reached_JR[scenario, state.rank_C[copy]] and state.tokens_JC[scenario, copy] > 0:
-                state.movable_E[state.expert_C[copy]] += state.tokens_JC[scenario, copy]
+        most_room = 0
         for rank in range(state.free_R.size):
             room = state.cap_R[rank] - state.load_JR[scenario, rank]
-            room_R[rank] = max(room, 0) if state.free_R[rank] > 0 else 0
-        for expert in range(state.movable_E.size):
-            movable = min(state.movable_E[expert], state.excess_J[scenario])
-            if movable > 0:
-                gain_R = state.gain_ER[expert]
-                for rank in range(room_R.size):
-                    gain_R[rank] += min(movable, room_R[rank])
+            room = max(room, 0) if state.free_R[rank] > 0 else 0
+            state.room_JR[scenario, rank] = room
+            most_room = max(most_room, room)
+        for copy in range(state.rank_C.size):
+            tokens = state.tokens_JC[scenario, copy]
+            if tokens > 0 and state.reached_JR[scenario, state.rank_C[copy]]:
+                state.movable_JE[scenario, state.expert_C[copy]] += tokens
+        for expert in range(state.bound_E.size):
+            movable = min(state.movable_JE[scenario, expert], excess)
+            state.movable_JE[scenario, expert] = movable
+            state.bound_E[expert] += min(movable, most_room)
+
+
+@kernel
+def _measure_gains(expert: int, state: ScenarioState) -> None:
+    """Adds up in `gain_R` what a guest could take off ranks above their caps: path by path an upper bound."""
+    gain_R = state.gain_R
+    gain_R[:] = 0
+    for scenario in range(state.excess_J.size):
+        movable = state.movable_JE[scenario, expert]
+        if movable > 0:
+            room_R = state.room_JR[scenario]
+            for rank in range(gain_R.size):
+                gain_R[rank] += min(movable, room_R[rank])
 
 
 @kernel
@@ -168,12 +184,17 @@ def _choose_guest(blinks: int, state: ScenarioState) -> tuple[int, int]:
     num_places = state.rank_C.size - state.home_H.size
     num_slots = num_places // state.free_R.size
     chosen, chosen_rank, most, most_cost = -1, -1, 0, 1
-    for expert in range(state.gain_ER.shape[0]):
-        for rank in range(state.gain_ER.shape[1]):
-            gain = state.gain_ER[expert, rank]
+    for expert in range(state.bound_E.size):
+        home = state.rank_C[num_places + expert]
+        # Rounded products grow with their factors: no place for this expert could pass the comparison below.
+        if float(state.bound_E[expert]) * most_cost <= float(most) * state.least_cost_R[home]:
+            continue
+        _measure_gains(expert, state)
+        for rank in range(state.gain_R.size):
+            gain = state.gain_R[rank]
             if gain == 0:
                 continue
-            cost = state.cost_RR[state.rank_C[num_places + expert], rank]
+            cost = state.cost_RR[home, rank]
             if float(gain) * most_cost > float(most) * cost and _draw(state, 1024) >= blinks:
                 chosen, chosen_rank, most, most_cost = expert, rank, gain, cost
     place = chosen_rank * num_slots
@@ -189,7 +210,7 @@ def _complete(blinks: int, state: ScenarioState) -> int:
         excess = state.excess_J.sum()
         if excess == 0:
             return 0
-        _measure_gains(state)
+        _measure_rooms(state)
         expert, place = _choose_guest(blinks, state)
         if expert < 0:
             return int(excess)

@@ -60,11 +60,20 @@ class ScenarioState(NamedTuple):
     total: IntArray
     """Cost of the guests, and the state of the pseudo-random sequence. Shape: [2]."""
 
-    gain_ER: IntArray
-    """Tokens that a guest could take off full ranks, over all scenarios. Shape: [experts, ranks]."""
+    least_cost_R: IntArray
+    """Cost of the cheapest guest from each home to another rank; 0 where there is no other. Shape: [ranks]."""
 
-    movable_E: IntArray
-    """Tokens of each expert that could leave full ranks in a scenario. Shape: [experts]."""
+    movable_JE: IntArray
+    """Tokens of each expert that could leave full ranks. Shape: [scenarios, experts]."""
+
+    room_JR: IntArray
+    """Tokens below the cap on each rank with a free slot. Shape: [scenarios, ranks]."""
+
+    bound_E: IntArray
+    """Tokens that a guest of each expert could take off full ranks at most, over all scenarios. Shape: [experts]."""
+
+    gain_R: IntArray
+    """Tokens that a guest of one expert could take off full ranks, over all scenarios. Shape: [ranks]."""
 
     queue_R: IntArray
     """Ranks in the order in which the path search reached them. Shape: [ranks]."""
@@ -75,8 +84,15 @@ class ScenarioState(NamedTuple):
     taker_R: IntArray
     """The copy on this rank that would take them. Shape: [ranks]."""
 
-    room_R: IntArray
-    """Tokens below the cap on each rank with a free slot. Shape: [ranks]."""
+
+@kernel
+def _least_costs(cost_RR: IntArray) -> IntArray:
+    least_R = np.zeros(cost_RR.shape[0], dtype=np.int64)
+    for home in range(cost_RR.shape[0]):
+        for rank in range(cost_RR.shape[0]):
+            if rank != home and (least_R[home] == 0 or cost_RR[home, rank] < least_R[home]):
+                least_R[home] = cost_RR[home, rank]
+    return least_R
 
 
 @kernel
@@ -123,7 +139,9 @@ def start_scenarios(
         np.zeros(num_scenarios, dtype=np.int64),
         np.zeros((num_scenarios, num_ranks), dtype=np.bool_),
         np.array([0, 1]),
-        np.empty((num_experts, num_ranks), dtype=np.int64),
+        _least_costs(cost_RR),
+        np.empty((num_scenarios, num_experts), dtype=np.int64),
+        np.empty((num_scenarios, num_ranks), dtype=np.int64),
         np.empty(num_experts, dtype=np.int64),
         np.empty(num_ranks, dtype=np.int64),
         np.empty(num_ranks, dtype=np.int64),
