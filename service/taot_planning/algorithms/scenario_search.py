@@ -53,10 +53,16 @@ def _find_room(scenario: int, state: ScenarioState) -> int:
         head += 1
         homes = state.first_R[rank] - num_slots
         for index in range(num_slots + state.first_R[rank + 1] - state.first_R[rank]):
-            giver = rank * num_slots + index if index < num_slots else state.home_H[homes + index]
-            if state.tokens_JC[scenario, giver] == 0:
-                continue
-            taker = num_places + state.expert_C[giver]
+            if index < num_slots:
+                giver = rank * num_slots + index
+                if state.tokens_JC[scenario, giver] == 0:
+                    continue
+                taker = num_places + state.expert_C[giver]
+            else:  # most experts have no guest
+                giver = state.home_H[homes + index]
+                taker = state.next_C[giver]
+                if taker < 0 or state.tokens_JC[scenario, giver] == 0:
+                    continue
             while taker >= 0:
                 other = state.rank_C[taker]
                 if not state.reached_JR[scenario, other]:
@@ -225,6 +231,8 @@ def _drop(place: int, order_J: IntArray, state: ScenarioState) -> None:
     """Takes a guest out for good unless a scenario gets worse by it; that one moves to the front of `order_J`."""
     expert, home = state.expert_C[place], _unlink(place, state)
     for index, scenario in enumerate(order_J):
+        if state.tokens_JC[scenario, place] == 0:
+            continue
         before = state.excess_J[scenario]
         _send_home(scenario, place, home, state)
         if _level(scenario, state) > before:
