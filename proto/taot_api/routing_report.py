@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 import numpy as np
 
@@ -132,8 +133,21 @@ def check_report(report: RoutingReport, spec: SessionSpec, *, layers: tuple[Laye
     if report.measured_rates is not None:
         report.measured_rates.check(spec)
     layers = spec.layers if layers is None else layers
-    for index, (counts_RE, layer) in enumerate(zip(report.counts_L, layers, strict=True)):
-        _check_counts(counts_RE, layer, report.valid_tokens_R, field=f"token_counts[{index}]")
+    wrong = _first_wrong_layer(report.counts_L, layers, report.valid_tokens_R)
+    if wrong is not None:
+        _refuse_counts(report.counts_L[wrong], layers[wrong], report.valid_tokens_R, field=f"token_counts[{wrong}]")
+
+
+def layers_alike(counts_L: Sequence[IntArray]) -> list[list[int]]:
+    """Indices of the layers, those with as many experts together: so that they can be worked on as one array.
+
+    Args:
+        counts_L: one [ranks, experts] array per layer.
+    """
+    alike: dict[int, list[int]] = {}
+    for index, counts_RE in enumerate(counts_L):
+        alike.setdefault(counts_RE.shape[1], []).append(index)
+    return list(alike.values())
 
 
 def _check_telemetry(telemetry: RankTelemetry, *, field: str) -> None:
@@ -153,7 +167,29 @@ def _check_telemetry(telemetry: RankTelemetry, *, field: str) -> None:
             raise ContractError(Reason.INVALID_COUNTS, message, field=f"{field}.{name}")
 
 
-def _check_counts(counts_RE: IntArray, layer: LayerSpec, valid_tokens_R: IntArray, *, field: str) -> None:
+def _first_wrong_layer(
+    counts_L: Sequence[IntArray], layers: Sequence[LayerSpec], valid_tokens_R: IntArray
+) -> int | None:
+    """Index of the first layer whose counts are to be refused; layers of one size are judged together."""
+    assert len(counts_L) == len(layers), "one matrix per layer, as decoding checks"
+    wrong = []
+    for indices in layers_alike(counts_L):
+        counts_LRE = np.stack([counts_L[index] for index in indices])
+        top_k_L = np.array([layers[index].top_k for index in indices])
+        drops_L = np.array([layers[index].drops_tokens for index in indices])
+        missing_LR = valid_tokens_R * top_k_L[:, None] - counts_LRE.sum(axis=2)
+        # A token chooses an expert at most once. Valid tokens are in the range of counts.
+        is_right_L = (
+            (counts_LRE.min(axis=(1, 2), initial=0) >= 0)
+            & (counts_LRE.max(axis=2, initial=0) <= valid_tokens_R).all(axis=1)
+            & ((missing_LR == 0) | (drops_L[:, None] & (missing_LR > 0))).all(axis=1)
+        )
+        wrong += np.array(indices)[~is_right_L].tolist()
+    return min(wrong, default=None)
+
+
+def _refuse_counts(counts_RE: IntArray, layer: LayerSpec, valid_tokens_R: IntArray, *, field: str) -> NoReturn:
+    """Raises the ContractError for counts that are not right."""
     if counts_RE.min(initial=0) < 0 or counts_RE.max(initial=0) > MAX_COUNT:
         rank, expert = np.argwhere((counts_RE < 0) | (counts_RE > MAX_COUNT))[0].tolist()
         message = (
@@ -172,12 +208,11 @@ def _check_counts(counts_RE: IntArray, layer: LayerSpec, valid_tokens_R: IntArra
         raise ContractError(Reason.INVALID_COUNTS, message, field=field)
     sums_R, expected_R = counts_RE.sum(axis=1), valid_tokens_R * layer.top_k
     wrong_R = sums_R > expected_R if layer.drops_tokens else sums_R != expected_R
-    if wrong_R.any():
-        rank = int(np.flatnonzero(wrong_R)[0])
-        message = (
-            f"layer {layer.name!r}: the counts of source rank {rank} add up to {sums_R[rank]}, expected"
-            f" {'at most ' if layer.drops_tokens else ''}{valid_tokens_R[rank]} valid tokens x top_k"
-            f" {layer.top_k} = {expected_R[rank]}; leave padding out of the counts, or set drops_tokens if"
-            " the router drops tokens"
-        )
-        raise ContractError(Reason.INVALID_COUNTS, message, field=field)
+    rank = int(np.flatnonzero(wrong_R)[0])
+    message = (
+        f"layer {layer.name!r}: the counts of source rank {rank} add up to {sums_R[rank]}, expected"
+        f" {'at most ' if layer.drops_tokens else ''}{valid_tokens_R[rank]} valid tokens x top_k"
+        f" {layer.top_k} = {expected_R[rank]}; leave padding out of the counts, or set drops_tokens if"
+        " the router drops tokens"
+    )
+    raise ContractError(Reason.INVALID_COUNTS, message, field=field)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taot_api.routing_report import RoutingReport
+from taot_api.routing_report import RoutingReport, layers_alike
 from taot_planning.arrays import IntArray
 
 
@@ -15,8 +15,8 @@ class _Entry:
     source: tuple[int, int]
     """Step and micro-batch."""
 
-    tokens_L: tuple[IntArray, ...]
-    """Tokens of each expert, one [experts] array per layer."""
+    tokens: list[IntArray]
+    """Tokens of each expert, one [layers, experts] array for all layers with as many experts, see `layers_alike`."""
 
 
 class RecentTokens:
@@ -31,8 +31,11 @@ class RecentTokens:
         """Remembers a report of training tokens; past the capacity the oldest is forgotten."""
         if not self._capacity:
             return
-        tokens_L = tuple(counts_RE.sum(axis=0) for counts_RE in report.counts_L)
-        self._entries.append(_Entry(source=(report.step, report.micro_batch), tokens_L=tokens_L))
+        tokens = [
+            np.stack([report.counts_L[layer] for layer in layers]).sum(axis=1)
+            for layers in layers_alike(report.counts_L)
+        ]
+        self._entries.append(_Entry(source=(report.step, report.micro_batch), tokens=tokens))
         self._entries.sort(key=lambda entry: entry.source, reverse=True)
         del self._entries[self._capacity :]
 
@@ -46,8 +49,11 @@ class RecentTokens:
         if not self._capacity:
             return ()
         source = (report.step, report.micro_batch)
-        older = [entry.tokens_L for entry in self._entries if entry.source < source]
-        return tuple(
-            np.array([tokens_L[layer] for tokens_L in older], dtype=np.int64).reshape(-1, counts_RE.shape[1])
-            for layer, counts_RE in enumerate(report.counts_L)
-        )
+        older = [entry.tokens for entry in self._entries if entry.source < source]
+        recent_L = [np.empty((0, counts_RE.shape[1]), dtype=np.int64) for counts_RE in report.counts_L]
+        if older:
+            for group, layers in enumerate(layers_alike(report.counts_L)):
+                recent_LNE = np.stack([tokens[group] for tokens in older], axis=1)
+                for layer, recent_NE in zip(layers, recent_LNE, strict=True):
+                    recent_L[layer] = recent_NE
+        return tuple(recent_L)

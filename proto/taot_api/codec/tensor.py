@@ -24,19 +24,27 @@ def encode_tensor(values: IntArray) -> pb.Int32Tensor:
 
 
 def decode_tensor(message: pb.Int32Tensor, *, shape: Sequence[int | None], field: str) -> IntArray:
-    """Unpacks a tensor of a known shape into int64; None stands for an axis of any size.
+    """Unpacks a tensor of a known shape into a read-only int64 array; None stands for an axis of any size.
 
     Raises:
         ContractError: INVALID_TENSOR, when shape or length are not what they should be.
     """
-    got = list(message.shape)
+    got, data = list(message.shape), message.data
+    if got != shape:  # equal at once where the shape is all known, as in reports
+        _check_shape(got, shape, field)
+    if len(data) != 4 * math.prod(got):
+        message_text = f"data of shape {got} must be {4 * math.prod(got)} bytes, got {len(data)}"
+        raise ContractError(Reason.INVALID_TENSOR, message_text, field=field)
+    values = np.frombuffer(data, dtype="<i4").reshape(got).astype(np.int64)
+    # Nobody else holds the array: who freezes it later need not copy it.
+    values.setflags(write=False)
+    return values
+
+
+def _check_shape(got: list[int], shape: Sequence[int | None], field: str) -> None:
     fits = len(got) == len(shape) and all(
         want in (None, have) and have >= 0 for want, have in zip(shape, got, strict=True)
     )
     if not fits:
         wanted = ["any" if size is None else size for size in shape]
         raise ContractError(Reason.INVALID_TENSOR, f"shape must be {wanted}, got {got}", field=field)
-    if len(message.data) != 4 * math.prod(got):
-        message_text = f"data of shape {got} must be {4 * math.prod(got)} bytes, got {len(message.data)}"
-        raise ContractError(Reason.INVALID_TENSOR, message_text, field=field)
-    return np.frombuffer(message.data, dtype="<i4").reshape(got).astype(np.int64)
