@@ -62,7 +62,7 @@ def generator(planner: ServedPlanner, **task: Any) -> Iterator[dict[str, Any]]:
 
     The result has the planner's processor time beside the generator's.
     """
-    task = {"address": planner.address, "recent_reports": None, "warm_reports": 6, **task}
+    task = {"address": planner.address, "recent_reports": None, "warm_reports": 1, **task}
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("load_generator.py")), json.dumps(task)],
         stdin=subprocess.PIPE,
@@ -121,10 +121,11 @@ def measure_latency(planner: ServedPlanner, scale: Scale) -> list[dict[str, Any]
     rows = []
     for recent_reports in (None, 0):
         for way in ("closed", "open"):
-            task = {"way": way, "reports": scale.reports, "reports_per_second": OPEN_RATE}
-            with generator(
-                planner, name="one", jobs=1, size=scale.large, recent_reports=recent_reports, **task
-            ) as result:
+            task = {
+                **{"name": "one", "jobs": 1, "size": scale.large, "recent_reports": recent_reports, "way": way},
+                **{"reports": scale.reports, "reports_per_second": OPEN_RATE, "warm_reports": HISTORIES},
+            }
+            with generator(planner, **task) as result:
                 rows.append({"way": way, "recent_reports": recent_reports, **summarise(result)})
     return rows
 

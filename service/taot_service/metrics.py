@@ -5,7 +5,7 @@ The label is `training_job` because Prometheus keeps `job` for its own targets.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from prometheus_client import (
     CollectorRegistry,
@@ -15,6 +15,7 @@ from prometheus_client import (
     ProcessCollector,
     disable_created_metrics,
 )
+from prometheus_client.core import Metric
 
 from taot_api.contract_error import Reason
 from taot_planning import EMPTY_SLOT
@@ -48,6 +49,18 @@ PLAN_OUTCOMES = ("installed", "answered", "superseded", "abandoned", "failed", "
 for its session."""
 
 _BALANCED = frozenset({Gate.BALANCED, Gate.WITHIN_TOLERANCE})
+
+
+class MetricsSnapshot(CollectorRegistry):
+    """Series that do not change any more: another thread may write them out while the planner goes on."""
+
+    def __init__(self, families: Sequence[Metric]) -> None:
+        super().__init__()
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        """The series."""
+        return self._families
 
 
 class ServiceMetrics:
@@ -94,6 +107,10 @@ class ServiceMetrics:
         )
         info = self._gauge("taot_build_info", "Always 1; the label says which release runs.", "release")
         info.labels(release).set(1)
+
+    def snapshot(self) -> MetricsSnapshot:
+        """All series as they are now, to be written out where it does not hold up the event loop."""
+        return MetricsSnapshot(list(self.registry.collect()))
 
     def show(self, name: str, text: str, count: Callable[[], float]) -> None:
         """Adds a gauge that is asked for its value whenever somebody looks."""

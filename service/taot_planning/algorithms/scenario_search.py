@@ -222,7 +222,8 @@ def _complete(blinks: int, state: ScenarioState) -> int:
             return int(excess)
         _link(place, expert, state)
         for scenario in range(state.excess_J.size):
-            if state.excess_J[scenario] > 0:
+            # Without tokens to take, or where its rank could be reached before, the guest opens no new path.
+            if state.movable_JE[scenario, expert] > 0 and not state.reached_JR[scenario, state.rank_C[place]]:
                 _level(scenario, state)
 
 
