@@ -11,7 +11,7 @@ DEPLOY := .venv-deploy
 DEPLOY_STAMP := $(DEPLOY)/.installed
 RESULTS := benchmarks/results
 
-.PHONY: help install kernels tools demo observe dashboards check test test-gpu test-frameworks test-deploy test-container lint types unit proto bench bench-training bench-links bench-gpu clean
+.PHONY: help install kernels tools demo observe dashboards check test test-gpu test-frameworks test-deploy test-container lint types unit proto bench bench-training bench-load bench-links bench-gpu clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -103,6 +103,10 @@ bench-training: $(STAMP)  ## Time the agent's own code, and training under force
 	mkdir -p $(RESULTS)
 	$(BIN)/python benchmarks/agent_time.py --json $(RESULTS)/agent_time.json
 	$(BIN)/python benchmarks/training_speed.py --json $(RESULTS)/training_speed.json
+
+bench-load: $(STAMP) kernels  ## Load one planner over loopback: latency, reports a second, fairness, memory, restart
+	mkdir -p $(RESULTS)
+	$(BIN)/python benchmarks/planner_load.py --json $(RESULTS)/planner_load.json
 
 bench-links: $(STAMP)  ## Train over rate-limited links between network namespaces; needs root
 	mkdir -p $(RESULTS)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import signal
@@ -101,6 +102,8 @@ class PlannerServer:
 
     async def _warm_up(self) -> None:
         await self.planner.warm_up()
+        # What is there by now stays: looking through it for garbage would stop all threads for a tenth of a second.
+        gc.freeze()
         await self._grpc.set_serving()
 
     async def _expire_sessions(self) -> None:
