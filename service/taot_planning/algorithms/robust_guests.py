@@ -71,10 +71,10 @@ def place_for_recent(problem: LayerProblem, recent_tokens_NE: IntArray, options:
 
 def _scaled_capacities(problem: LayerProblem, tolerance_ppm: int) -> IntArray:
     """What each rank may have of `SCALE` tokens. Shape: [ranks]."""
-    topology = problem.topology
-    capacity_R = capacities_at(pace_for(SCALE, tolerance_ppm, topology), replace(topology, token_cap_R=None))
+    topology, pace = problem.topology, pace_for(SCALE, tolerance_ppm, problem.topology)
     if topology.token_cap_R is None:
-        return read_only(capacity_R)
+        return read_only(capacities_at(pace, topology))
+    capacity_R = capacities_at(pace, replace(topology, token_cap_R=None))
     total = max(int(problem.counts_RE.sum()), 1)
     # No rank has more than all tokens; caps without a limit would overflow.
     share_R = np.minimum(topology.token_cap_R, total) * (SCALE / total)
