@@ -20,6 +20,7 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from taot_service.config import ServiceConfig
+from taot_service.locks import Locks
 from taot_service.plan_traces import PlanTraces
 from taot_service.planner import Planner
 from taot_service.server import PlannerServer
@@ -35,6 +36,7 @@ class RunningPlanner:
     grpc_port: int
     http_port: int
     planner: Planner
+    locks: Locks
     loop: asyncio.AbstractEventLoop
 
     @property
@@ -67,7 +69,13 @@ def running_planner(
     try:
         if is_warm_awaited:
             wait_until_serving(f"127.0.0.1:{server.grpc_port}")
-        yield RunningPlanner(grpc_port=server.grpc_port, http_port=server.http_port, planner=server.planner, loop=loop)
+        yield RunningPlanner(
+            grpc_port=server.grpc_port,
+            http_port=server.http_port,
+            planner=server.planner,
+            locks=server.locks,
+            loop=loop,
+        )
     finally:
         loop.call_soon_threadsafe(stop.set)
         thread.join(timeout=START_BOUND_SECONDS)

@@ -11,7 +11,8 @@ from taot_planning.arrays import IntArray, frozen_ints
 from taot_planning.layer_problem import MAX_TOKEN_PICOSECONDS, LayerRates, check_homes
 from taot_planning.options import SEARCH_EFFORTS
 
-_NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
+NAME_PATTERN = re.compile(r"[A-Za-z0-9._-]{1,128}")
+"""Names of training jobs and groups, as a whole."""
 
 MAX_EXPERT_SIZE_BYTES = 2**40
 """1 TiB: sums over all guests of a plan stay below 2^63."""
@@ -109,7 +110,7 @@ class SessionSpec:
 
     def __post_init__(self) -> None:
         for name in ("training_job", "group"):
-            if not _NAME.fullmatch(getattr(self, name)):
+            if not NAME_PATTERN.fullmatch(getattr(self, name)):
                 message = f"must be 1 to 128 characters of [A-Za-z0-9._-], got {getattr(self, name)[:200]!r}"
                 raise ContractError(Reason.INVALID_NAME, message, field=name)
         if self.incarnation < 1:

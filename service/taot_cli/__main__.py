@@ -14,6 +14,7 @@ from taot_cli.observe import observe
 from taot_cli.plan import plan
 from taot_cli.replay import replay
 from taot_cli.serve import serve
+from taot_cli.token_command import token_app
 
 app = typer.Typer(
     help="Placement planning for mixture-of-experts training.",
@@ -27,6 +28,7 @@ app.command()(replay)
 app.command()(demo)
 app.command()(observe)
 app.add_typer(config_app, name="config")
+app.add_typer(token_app, name="token")
 
 
 def main() -> None:

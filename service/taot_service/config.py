@@ -25,7 +25,8 @@ class ServiceConfig:
     """
 
     host: str = "127.0.0.1"
-    """Address to listen on. There is no authentication: keep it to the loopback or a private network."""
+    """Address to listen on. Whoever reaches another one than the loopback may use the planner, unless `tokens` says who
+    may, and reads along, unless there is a certificate."""
 
     grpc_port: Port = 50051
     """Port of the planner API; 0 lets the system choose."""
@@ -35,6 +36,24 @@ class ServiceConfig:
 
     ports_file: Path | None = None
     """Where the chosen ports are written as JSON once both listen."""
+
+    tls_cert: Path | None = None
+    """PEM file with the certificate of both ports, its chain behind it. It is read again when it changes."""
+
+    tls_key: Path | None = None
+    """PEM file with the key of the certificate, without a password. It is read again when it changes."""
+
+    tls_client_ca: Path | None = None
+    """PEM file with authorities: callers of the gRPC port need a certificate of one of them. It is read again when it
+    changes."""
+
+    tokens: Path | None = None
+    """File that says which bearer tokens may do what (`taot token new`). It is read again when it changes. Without it
+    everybody may do everything."""
+
+    allowed_hosts: str | None = None
+    """Names, with commas between them, that browsers may call the HTTP port by, besides addresses and names that exist
+    in private networks only. With tokens every name will do."""
 
     solver_threads: Count = 1
     """Threads that plan; their kernels release the GIL."""
@@ -87,7 +106,16 @@ class ServiceConfig:
     max_layer_series: CountFromZero = 512
     """Layers of such groups that have a metric of their own; a group has them for all of its layers or none."""
 
+    @property
+    def http_scheme(self) -> str:
+        """How addresses of the HTTP port begin."""
+        return "http" if self.tls_cert is None else "https"
+
     def __post_init__(self) -> None:
         check_settings(self)
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ValueError("--tls-cert and --tls-key go together: give both or neither")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
         if self.grpc_port == self.http_port != 0:
             raise ValueError(f"--grpc-port and --http-port must differ, got {self.grpc_port} for both")

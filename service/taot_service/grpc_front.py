@@ -11,7 +11,9 @@ from grpc_reflection.v1alpha import reflection
 from taot_api.v1 import planner_pb2
 from taot_api.v1.planner_pb2_grpc import add_PlannerServiceServicer_to_server
 from taot_service.config import ServiceConfig
+from taot_service.grpc_gate import CallerJobs, GrpcGate
 from taot_service.listener import PortUnavailableError, join_address, listen
+from taot_service.locks import Locks
 from taot_service.planner import Planner
 from taot_service.servicer import PlannerServicer
 
@@ -22,12 +24,16 @@ HEALTH_NAMES = ("", SERVICE_NAME)
 class GrpcFront:
     """One gRPC server on the running event loop."""
 
-    def __init__(self, planner: Planner, config: ServiceConfig) -> None:
-        self._config = config
+    def __init__(self, planner: Planner, config: ServiceConfig, locks: Locks) -> None:
+        self._config, self._locks = config, locks
         self._health = HealthServicer()
-        interceptors = [planner.traces.interceptor()] if planner.traces is not None else []
+        gate = GrpcGate(locks.access, on_refusal=lambda reason: planner.metrics.refusals.labels(reason.name).inc())
+        interceptors: list[grpc.aio.ServerInterceptor] = [gate] if locks.access.needs_token else []
+        if planner.traces is not None:
+            interceptors.append(planner.traces.interceptor())
         self._server = grpc.aio.server(interceptors=interceptors, options=_channel_options(config))
-        add_PlannerServiceServicer_to_server(PlannerServicer(planner), self._server)
+        servicer = PlannerServicer(planner, CallerJobs(locks.access))
+        add_PlannerServiceServicer_to_server(servicer, self._server)
         add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
             (SERVICE_NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server
@@ -45,7 +51,7 @@ class GrpcFront:
         # gRPC says little about a port it cannot have: a plain socket gives the cause.
         listen(host, port, flag="--grpc-port").close()
         try:
-            self.port = self._server.add_insecure_port(join_address(host, port))
+            self.port = self._take_port(join_address(host, port))
         except RuntimeError as error:
             raise PortUnavailableError(f"cannot listen on {join_address(host, port)}: {error}") from error
         await self._set_health(health_pb2.HealthCheckResponse.NOT_SERVING)
@@ -62,6 +68,11 @@ class GrpcFront:
     async def stop(self) -> None:
         """Refuses new calls, gives those in flight time to end, and releases the port."""
         await self._server.stop(self._config.drain_seconds)
+
+    def _take_port(self, address: str) -> int:
+        if self._locks.certificate is None:
+            return self._server.add_insecure_port(address)
+        return self._server.add_secure_port(address, self._locks.certificate.grpc_credentials())
 
     async def _set_health(self, status: int) -> None:
         for name in HEALTH_NAMES:

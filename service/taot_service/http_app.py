@@ -9,13 +9,23 @@ from fastapi.responses import PlainTextResponse
 from prometheus_client.exposition import choose_encoder
 
 from taot_planning import __version__
+from taot_service.browser_guard import BrowserGuard
+from taot_service.http_gate import HttpGate
+from taot_service.locks import Locks
+from taot_service.login_routes import login_routes
+from taot_service.logins import Logins
 from taot_service.page_routes import page_routes
 from taot_service.planner import Planner
 from taot_service.session_routes import router as session_router
 
 
-def create_http_app(planner: Planner) -> FastAPI:
-    """The application. Its handlers run on the planner's event loop, so that they see whole states."""
+def create_http_app(planner: Planner, locks: Locks | None = None) -> FastAPI:
+    """The application. Its handlers run on the planner's event loop, so that they see whole states.
+
+    Args:
+        planner: whose application it is.
+        locks: its tokens; read from the files of its configuration where left out.
+    """
     # FastAPI's own documentation loads scripts from the internet, which a training cluster may not reach.
     app = FastAPI(title="TAOT planner", version=__version__, docs_url=None, redoc_url=None, redirect_slashes=False)
 
@@ -40,7 +50,10 @@ def create_http_app(planner: Planner) -> FastAPI:
         text = await asyncio.to_thread(encode, planner.metrics.snapshot())
         return Response(text, headers={"content-type": content_type})
 
-    app.state.planner = planner
+    config, logins = planner.config, Logins()
+    app.state.planner, app.state.guard = planner, BrowserGuard.of(config)
+    app.add_middleware(HttpGate, config=config, locks=locks or Locks(config), logins=logins, metrics=planner.metrics)
     app.include_router(session_router)
+    app.include_router(login_routes(config, logins))
     app.include_router(page_routes())
     return app

@@ -12,6 +12,7 @@ import uvicorn
 from taot_service.config import ServiceConfig
 from taot_service.http_app import create_http_app
 from taot_service.listener import listen
+from taot_service.locks import Locks
 from taot_service.planner import Planner
 
 HTTP_SECONDS = 1
@@ -30,19 +31,26 @@ class _Uvicorn(uvicorn.Server):
 class HttpFront:
     """One HTTP server on the running event loop."""
 
-    def __init__(self, planner: Planner, config: ServiceConfig) -> None:
+    def __init__(self, planner: Planner, config: ServiceConfig, locks: Locks) -> None:
         self._config = config
-        self._server = _Uvicorn(
-            uvicorn.Config(
-                create_http_app(planner),
-                log_config=None,
-                log_level="warning",
-                access_log=False,
-                lifespan="off",
-                timeout_graceful_shutdown=HTTP_SECONDS,
-                ws="none",
-            )
+        settings = uvicorn.Config(
+            create_http_app(planner, locks),
+            log_config=None,
+            log_level="warning",
+            access_log=False,
+            lifespan="off",
+            timeout_graceful_shutdown=HTTP_SECONDS,
+            ws="none",
+            server_header=False,
+            ssl_certfile=config.tls_cert,
+            ssl_keyfile=config.tls_key,
+            ssl_keyfile_password="",
         )
+        if locks.certificate is not None:
+            # In place of the context that uvicorn makes once and for all.
+            settings.load()
+            settings.ssl = locks.certificate.http_context()
+        self._server = _Uvicorn(settings)
         self._socket: socket.socket | None = None
         self._task: asyncio.Task[None] | None = None
         self.port = 0

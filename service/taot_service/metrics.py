@@ -48,6 +48,9 @@ PLAN_OUTCOMES = ("installed", "answered", "superseded", "abandoned", "failed", "
 """In force; handed to a caller that waited; dropped for a newer report; wanted by nobody any more; not found; too late
 for its session."""
 
+HTTP_REFUSAL_REASONS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "WRONG_HOST", "TOO_MANY_FAILURES")
+"""Without a known token; with one for something else; to a name that is not the planner's; refused too often before."""
+
 _BALANCED = frozenset({Gate.BALANCED, Gate.WITHIN_TOLERANCE})
 
 
@@ -81,6 +84,9 @@ class ServiceMetrics:
         self.plans = self._counter("taot_plans", "Plans by what became of them.", outcome=PLAN_OUTCOMES)
         self.refusals = self._counter(
             "taot_refusals", "Calls that were refused, by reason.", reason=[each.name for each in Reason]
+        )
+        self.http_refusals = self._counter(
+            "taot_http_refusals", "HTTP requests that were refused, by reason.", reason=HTTP_REFUSAL_REASONS
         )
         self.report_to_plan_seconds = self._histogram(
             "taot_report_to_plan_seconds", "Time from the arrival of a report to its plan being in force."

@@ -9,16 +9,7 @@ from importlib import resources
 
 from fastapi import APIRouter, HTTPException, Request, Response
 
-SECURITY_HEADERS = {
-    "content-security-policy": (
-        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
-        " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
-    ),
-    "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
-    "x-content-type-options": "nosniff",
-}
-"""Nothing from elsewhere, nothing inline, and no other page around this one."""
+from taot_service.page_headers import PAGE_POLICY
 
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
@@ -61,6 +52,7 @@ def page_routes() -> APIRouter:
 
     router.get("/")(page("index.html"))
     router.get("/docs")(page("docs.html"))
+    router.get("/login")(page("login.html"))
 
     @router.get("/pages/{name}")
     async def page_file(name: str, request: Request) -> Response:
@@ -73,7 +65,7 @@ def page_routes() -> APIRouter:
 
 def _send(file: PageFile, request: Request) -> Response:
     # Asked for again each time: a planner of another release may answer next.
-    headers = {**SECURITY_HEADERS, "cache-control": "no-cache", "etag": file.etag}
+    headers = {"content-security-policy": PAGE_POLICY, "cache-control": "no-cache", "etag": file.etag}
     if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=304, headers=headers)
     return Response(file.content, media_type=file.media_type, headers=headers)

@@ -129,6 +129,14 @@ class Planner:
         """The open session of that id; any call keeps it alive."""
         return self._book.find(session_id, now_seconds=time.monotonic())
 
+    def job_of(self, session_id: str) -> str | None:
+        """The training job of a session, open or remembered; asking does not keep it alive."""
+        return self._book.job_of(session_id)
+
+    def never_opened(self, session_id: str) -> ContractError:
+        """The error for an id that this planner has not given to the caller."""
+        return self._book.never_opened(session_id)
+
     def accept_report(self, session: Session, report: RoutingReport) -> None:
         """Takes a checked report; its plan follows in the background."""
         self._refuse_when_draining()

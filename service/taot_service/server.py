@@ -14,6 +14,7 @@ from taot_service.config import ServiceConfig
 from taot_service.grpc_front import GrpcFront
 from taot_service.http_front import HTTP_SECONDS, HttpFront
 from taot_service.listener import PortUnavailableError, join_address, write_ports_file
+from taot_service.locks import Locks, exposure_warnings
 from taot_service.plan_traces import PlanTraces
 from taot_service.planner import CLOSE_SECONDS, Planner
 
@@ -33,10 +34,17 @@ class PlannerServer:
     """The planner with its front ends on the running event loop."""
 
     def __init__(self, config: ServiceConfig, *, traces: PlanTraces | None = None) -> None:
+        """Reads the certificate and the tokens.
+
+        Raises:
+            OSError: when they cannot be used.
+        """
         self.config = config
+        self.locks = Locks(config)
         self.planner = Planner(config, traces=traces)
-        self._grpc = GrpcFront(self.planner, config)
-        self._http = HttpFront(self.planner, config)
+        self.locks.show_in(self.planner.metrics)
+        self._grpc = GrpcFront(self.planner, config, self.locks)
+        self._http = HttpFront(self.planner, config, self.locks)
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -67,6 +75,7 @@ class PlannerServer:
             self._http.start(),
             asyncio.create_task(self._warm_up(), name="warm-up"),
             asyncio.create_task(self._expire_sessions(), name="expiry"),
+            asyncio.create_task(self.locks.follow_files(), name="locks"),
         }
         if self.config.exit_when_idle is not None or self.config.exit_when_unused is not None:
             self._tasks.add(asyncio.create_task(self._await_idle(), name="idle"))
@@ -140,15 +149,17 @@ def run(config: ServiceConfig, *, announce: Callable[[str], None], complain: Cal
 async def _run(config: ServiceConfig, *, announce: Callable[[str], None], complain: Callable[[str], None]) -> int:
     stop = asyncio.Event()
     _handle_signals(stop)
+    for warning in exposure_warnings(config):
+        complain(f"warning: {warning}")
     tracer = make_tracer(os.environ, service="taot-planner")
-    server = PlannerServer(config, traces=PlanTraces(tracer) if tracer is not None else None)
     try:
+        server = PlannerServer(config, traces=PlanTraces(tracer) if tracer is not None else None)
         await server.start()
     except OSError as error:
         complain(str(error))
         return 1
     announce(f"gRPC on {join_address(config.host, server.grpc_port)}")
-    announce(f"HTTP on http://{join_address(config.host, server.http_port)}")
+    announce(f"HTTP on {config.http_scheme}://{join_address(config.host, server.http_port)}")
     is_asked = await server.run_until(stop)
     exit_code = 0 if is_asked else 1
     if not await server.stop():

@@ -17,6 +17,7 @@ from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_api.v1 import planner_pb2 as pb
 from taot_api.v1 import planner_pb2_grpc
 from taot_planning import __version__
+from taot_service.grpc_gate import CallerJobs
 from taot_service.planner import Planner
 from taot_service.refusal import refusal_of
 from taot_service.session import Session
@@ -28,8 +29,8 @@ Answer = TypeVar("Answer")
 class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     """Implements taot_api.v1.PlannerService."""
 
-    def __init__(self, planner: Planner) -> None:
-        self._planner = planner
+    def __init__(self, planner: Planner, jobs: CallerJobs) -> None:
+        self._planner, self._jobs = planner, jobs
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
         """Opens the session of one group."""
@@ -49,7 +50,7 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     async def WatchPlans(self, request: pb.WatchPlansRequest, context: Context) -> AsyncIterator[pb.WatchPlansResponse]:
         """Streams plans until the session ends."""
         try:
-            session = self._planner.find_session(request.session_id)
+            session = self._find_session(request.session_id)
             subscription = self._planner.subscribe(session, after_version=request.after_version)
         except ContractError as error:
             await self._refuse(context, error)
@@ -83,6 +84,8 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         await context.abort(*refusal_of(error))
 
     def _open_session(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
+        # Before the rest is read: what a caller may not open needs no answer to what is wrong with it.
+        self._jobs.check(request.training_job)
         session = self._planner.open_session(decode_session_spec(request))
         create_time = Timestamp()
         create_time.FromNanoseconds(round(session.create_time_seconds * 1e9))
@@ -98,8 +101,18 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
             )
         )
 
+    def _find_session(self, session_id: str) -> Session:
+        """The open session, which is thereby kept alive; one of another caller's job is not there."""
+        if self._is_foreign(session_id):
+            raise self._planner.never_opened(session_id)
+        return self._planner.find_session(session_id)
+
+    def _is_foreign(self, session_id: str) -> bool:
+        job = self._planner.job_of(session_id)
+        return job is not None and not self._jobs.may_use(job)
+
     def _report_routing(self, request: pb.ReportRoutingRequest) -> pb.ReportRoutingResponse:
-        session = self._planner.find_session(request.session_id)
+        session = self._find_session(request.session_id)
         report = decode_report(request, session.spec)
         check_report(report, session.spec)
         self._planner.accept_report(session, report)
@@ -109,7 +122,7 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         return response
 
     async def _plan_now(self, request: pb.PlanNowRequest, *, timeout_seconds: float) -> pb.PlanNowResponse:
-        session = self._planner.find_session(request.report.session_id)
+        session = self._find_session(request.report.session_id)
         layers = _select_layers(request, session.spec)
         request.report.ClearField("telemetry")
         try:
@@ -121,14 +134,15 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         return pb.PlanNowResponse(plan=encode_plan(plan))
 
     def _get_plan(self, request: pb.GetPlanRequest) -> pb.GetPlanResponse:
-        session = self._planner.find_session(request.session_id)
+        session = self._find_session(request.session_id)
         plan = session.find_plan(request.version) if request.HasField("version") else session.newest_plan
         if plan is None:
             raise _plan_not_found(session, request)
         return pb.GetPlanResponse(plan=encode_plan(plan))
 
     def _close_session(self, request: pb.CloseSessionRequest) -> pb.CloseSessionResponse:
-        self._planner.close_session(request.session_id)
+        if not self._is_foreign(request.session_id):
+            self._planner.close_session(request.session_id)
         return pb.CloseSessionResponse()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from taot_api.contract_error import ContractError, Reason
 from taot_api.published_plan import PlanIdentity, PublishedPlan
@@ -57,6 +58,13 @@ class OpenDecision:
     """The session that ended for it."""
 
 
+class _Ended(NamedTuple):
+    """What is remembered of a session that has ended."""
+
+    training_job: str
+    reason: EndReason
+
+
 class SessionBook:
     """The state of all sessions."""
 
@@ -67,7 +75,7 @@ class SessionBook:
         self._sessions: dict[str, Session] = {}
         self._by_group: dict[tuple[str, str], Session] = {}
         self._ready: OrderedDict[str, None] = OrderedDict()
-        self._ended: OrderedDict[str, EndReason] = OrderedDict()
+        self._ended: OrderedDict[str, _Ended] = OrderedDict()
         self._version = 0
 
     @property
@@ -129,23 +137,32 @@ class SessionBook:
         session.seen_seconds = now_seconds
         return session
 
+    def job_of(self, session_id: str) -> str | None:
+        """The training job of a session that is open or remembered; its lease goes on."""
+        session = self._sessions.get(session_id)
+        if session is not None:
+            return session.spec.training_job
+        ended = self._ended.get(session_id)
+        return None if ended is None else ended.training_job
+
+    def never_opened(self, session_id: str) -> ContractError:
+        """The error for an id that was never given out, or not to the caller."""
+        return _not_found(session_id, "is not known to this planner")
+
     def missing(self, session_id: str) -> ContractError:
         """Why there is no open session of that id, as an error for its caller."""
         ended = self._ended.get(session_id)
-        shown = repr(session_id[:64])
-        if ended is EndReason.REPLACED:
-            message = f"session {shown} was {ended.value}: this run has been replaced, stop it"
+        if ended is None:
+            return self.never_opened(session_id)
+        if ended.reason is EndReason.REPLACED:
+            message = f"session {session_id[:64]!r} was {ended.reason.value}: this run has been replaced, stop it"
             return ContractError(
                 Reason.STALE_INCARNATION,
                 message,
                 field="session_id",
                 metadata={"session_id": session_id[:64]},
             )
-        why = f"was {ended.value}" if ended is not None else "is not known to this planner"
-        message = f"session {shown} {why}: open it again"
-        return ContractError(
-            Reason.SESSION_NOT_FOUND, message, field="session_id", metadata={"session_id": session_id[:64]}
-        )
+        return _not_found(session_id, f"was {ended.reason.value}")
 
     def accept_report(self, session_id: str, report: RoutingReport, *, now_seconds: float) -> ReportDecision:
         """Takes a checked report of an open session."""
@@ -167,7 +184,8 @@ class SessionBook:
         """Puts the plan of `work` in force, or says why its session is gone."""
         session = self._sessions.get(work.session_id)
         if session is None:
-            return self._ended.get(work.session_id, EndReason.EXPIRED)
+            ended = self._ended.get(work.session_id)
+            return EndReason.EXPIRED if ended is None else ended.reason
         plan = self.publish(work, solved, create_time_seconds=create_time_seconds)
         session.keep_plan(plan, solved)
         session.finish_work()
@@ -222,9 +240,15 @@ class SessionBook:
         del self._sessions[session.session_id]
         del self._by_group[session.spec.training_job, session.spec.group]
         self._ready.pop(session.session_id, None)
-        self._ended[session.session_id] = reason
+        self._ended[session.session_id] = _Ended(session.spec.training_job, reason)
         if len(self._ended) > MAX_ENDED_SESSIONS:
             self._ended.popitem(last=False)
+
+
+def _not_found(session_id: str, why: str) -> ContractError:
+    shown = session_id[:64]
+    message = f"session {shown!r} {why}: open it again"
+    return ContractError(Reason.SESSION_NOT_FOUND, message, field="session_id", metadata={"session_id": shown})
 
 
 def _check_same_content(spec: SessionSpec, opened: SessionSpec) -> None:

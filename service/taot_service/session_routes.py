@@ -8,10 +8,10 @@ from __future__ import annotations
 import time
 from typing import Annotated, TypeAlias
 
-from fastapi import APIRouter, Depends, Header, HTTPException, Request
+from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
 
-from taot_service.browser_guard import why_change_refused, why_host_refused
+from taot_service.change_check import check_change
 from taot_service.change_feed import TooManyReadersError
 from taot_service.event_stream import stream_events, view_sessions
 from taot_service.layer_view import LayerDetail, plan_document, view_layer_detail
@@ -21,11 +21,8 @@ from taot_service.session_view import SessionDetail, SessionsView, SessionView, 
 
 
 async def find_planner(request: Request) -> Planner:
-    """The planner of this application, for requests that were sent to a name it has."""
+    """The planner of this application."""
     planner: Planner = request.app.state.planner
-    why = why_host_refused(host_header=request.headers.get("host", ""), listen_host=planner.config.host)
-    if why is not None:
-        raise HTTPException(421, why)
     return planner
 
 
@@ -41,23 +38,6 @@ async def find_session(session_id: str, planner: ThePlanner) -> Session:
 
 
 TheSession: TypeAlias = Annotated[Session, Depends(find_session)]
-
-
-async def check_change(
-    request: Request,
-    x_taot_request: Annotated[
-        str | None, Header(description="Must be there, with any value: pages of other sites cannot send it.")
-    ] = None,
-) -> None:
-    """Refuses changes that may come from a page of another site."""
-    why = why_change_refused(
-        origin=request.headers.get("origin"),
-        fetch_site=request.headers.get("sec-fetch-site"),
-        host_header=request.headers.get("host", ""),
-        has_request_header=x_taot_request is not None,
-    )
-    if why is not None:
-        raise HTTPException(403, why)
 
 
 router = APIRouter(prefix="/v1")

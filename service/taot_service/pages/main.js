@@ -5,7 +5,7 @@ import { drawJobs } from "/pages/jobs.js";
 import { drawLayers, drawNoLayers } from "/pages/layers.js";
 import { drawMap } from "/pages/map.js";
 import { drawPlan } from "/pages/plan_panel.js";
-import { askLayer, askSession, follow, Gone, planPath, setPaused } from "/pages/planner_api.js";
+import { askAccess, askLayer, askSession, follow, Gone, logOut, planPath, setPaused } from "/pages/planner_api.js";
 import { drawHead, drawPause } from "/pages/session_head.js";
 import { drawTimeLine } from "/pages/time_line.js";
 
@@ -177,14 +177,28 @@ async function switchPause() {
   }
 }
 
+// Who may only look sees no button to pause, and who has not logged in none to log out.
+async function showAccess() {
+  const access = await askAccess();
+  byId("log-out").hidden = !access.needs_token;
+  byId("pause").hidden = access.role !== "admin";
+}
+
+async function leave() {
+  await logOut();
+  location.assign("/login");
+}
+
 let resizing = 0;
 addEventListener("resize", () => {
   clearTimeout(resizing);
   resizing = setTimeout(() => state.detail && draw(), 100);
 });
+byId("log-out").addEventListener("click", leave);
 byId("pause").addEventListener("click", switchPause);
 addEventListener("hashchange", () => {
   const { row, layer } = readAddress();
   if (row) chooseSession(row.session_id, layer);
 });
+showAccess().catch((error) => console.warn(String(error)));
 follow({ onSessions, onSession, onLost });

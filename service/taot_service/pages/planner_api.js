@@ -6,9 +6,10 @@ export class Gone extends Error {}
 
 async function ask(path, options = {}) {
   const response = await fetch(path, { cache: "no-store", ...options });
+  if (response.status === 401) location.assign("/login");
   if (response.status === 404) throw new Gone(path);
   if (!response.ok) throw new Error(`${path} answered ${response.status}`);
-  return response.json();
+  return response.status === 204 ? null : response.json();
 }
 
 const pathOf = (sessionId) => `/v1/sessions/${encodeURIComponent(sessionId)}`;
@@ -17,8 +18,11 @@ export const askSession = (sessionId) => ask(pathOf(sessionId));
 export const askLayer = (sessionId, index) => ask(`${pathOf(sessionId)}/layers/${index}`);
 export const planPath = (sessionId) => `${pathOf(sessionId)}/plan`;
 
-export const setPaused = (sessionId, isPaused) =>
-  ask(`${pathOf(sessionId)}/${isPaused ? "pause" : "resume"}`, { method: "POST", headers: { "X-Taot-Request": "1" } });
+const change = (path) => ask(path, { method: "POST", headers: { "X-Taot-Request": "1" } });
+
+export const setPaused = (sessionId, isPaused) => change(`${pathOf(sessionId)}/${isPaused ? "pause" : "resume"}`);
+export const askAccess = () => ask("/v1/access");
+export const logOut = () => change("/logout");
 
 // Follows the planner while the page is seen: a hidden page takes no connection.
 export function follow({ onSessions, onSession, onLost }) {
@@ -39,6 +43,7 @@ export function follow({ onSessions, onSession, onLost }) {
     const lost = () => {
       close();
       onLost();
+      askAccess().catch(() => {}); // whose login has ended goes to log in again
       retry = setTimeout(open, PAUSE_BEFORE_RETRY_MS);
     };
     source.addEventListener("end", lost);
