@@ -113,9 +113,5 @@ class ServiceConfig:
 
     def __post_init__(self) -> None:
         check_settings(self)
-        if (self.tls_cert is None) != (self.tls_key is None):
-            raise ValueError("--tls-cert and --tls-key go together: give both or neither")
-        if self.tls_client_ca is not None and self.tls_cert is None:
-            raise ValueError("--tls-client-ca needs --tls-cert and --tls-key")
         if self.grpc_port == self.http_port != 0:
             raise ValueError(f"--grpc-port and --http-port must differ, got {self.grpc_port} for both")

@@ -7,6 +7,7 @@ import asyncio
 from taot_service.access import Access
 from taot_service.config import ServiceConfig
 from taot_service.host_names import is_loopback
+from taot_service.kept_file import UnusableFileError
 from taot_service.metrics import ServiceMetrics
 from taot_service.tls import CertificateKeeper
 
@@ -21,8 +22,12 @@ class Locks:
         """Reads them.
 
         Raises:
-            UnusableFileError: when they cannot be used.
+            UnusableFileError: when they cannot be used, or not without another that is missing.
         """
+        if (config.tls_cert is None) != (config.tls_key is None):
+            raise UnusableFileError("--tls-cert and --tls-key go together: give both or neither")
+        if config.tls_client_ca is not None and config.tls_cert is None:
+            raise UnusableFileError("--tls-client-ca needs --tls-cert and --tls-key")
         self.access = Access(config.tokens)
         self.certificate: CertificateKeeper | None = None
         if config.tls_cert is not None and config.tls_key is not None:
