@@ -43,4 +43,4 @@ class Logins:
 
 def _hashed(key: str) -> bytes:
     # Looked up by its hash, so that the time of a look-up tells nothing of what would be a good key.
-    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(key.encode("utf-8", "surrogatepass")).digest()

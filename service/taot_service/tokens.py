@@ -87,7 +87,7 @@ def make_token() -> str:
 
 def digest_of(token: str) -> bytes:
     """SHA-256 of a token. Tokens are long and made by chance: neither salt nor many rounds would add anything."""
-    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()
+    return hashlib.sha256(token.encode("utf-8", "surrogatepass")).digest()
 
 
 def format_line(what: str, token: str) -> str:
