@@ -98,7 +98,7 @@ class HttpGate:
 
     def _refuse_unknown(self, scope: Scope, headers: Headers) -> _Refusal:
         path, authorization = scope["path"], headers.get("authorization")
-        if path in _PAGES and authorization is None:
+        if path in _PAGES and scope["method"] in _READING and authorization is None:
             return _Refusal("UNAUTHENTICATED", RedirectResponse("/login", status_code=303))
         peer = (scope.get("client") or ("an unknown address",))[0]
         what = f"{scope['method']} {ascii(path[:100])}"
