@@ -4,6 +4,7 @@ from taot_client.agent import Agent
 from taot_client.groups import AgentGroups, ExpertParallelGroup, expert_parallel_group
 from taot_client.moe_layer import ExpertParallelMoE, Router, TopKRouter
 from taot_client.options import AgentOptions
+from taot_client.planner_access import PlannerAccess
 from taot_client.step_summary import StepSummary
 from taot_client.trace_recorder import TraceRecorder
 from taot_client.transfers.shipment import TransferError
@@ -14,6 +15,7 @@ __all__ = [
     "AgentOptions",
     "ExpertParallelGroup",
     "ExpertParallelMoE",
+    "PlannerAccess",
     "Router",
     "StepSummary",
     "TopKRouter",

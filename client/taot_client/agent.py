@@ -191,7 +191,7 @@ class Agent:
 
 def _facts(layers: Sequence[NamedLayer], options: AgentOptions, *, disabled: bool) -> dict[str, object]:
     """What the ranks of a group must agree on, by the name that an error gives it."""
-    local = {"planner_address", "connect_timeout"}
+    local = {"planner_address", "planner_access", "connect_timeout"}
     facts: dict[str, object] = {
         f"options.{name}": str(value) for name, value in asdict(options).items() if name not in local
     }

@@ -20,6 +20,18 @@ def proxy_variables() -> list[str]:
     return [name for name in ("http_proxy", "https_proxy", "grpc_proxy") if os.environ.get(name)]
 
 
+def planner_access() -> dict[str, str]:
+    """What the environment says of the access to the planner, by field of `PlannerAccess`."""
+    variables = {
+        "ca": "TAOT_PLANNER_CA",
+        "client_cert": "TAOT_PLANNER_CLIENT_CERT",
+        "client_key": "TAOT_PLANNER_CLIENT_KEY",
+        "token": "TAOT_TOKEN",
+        "token_file": "TAOT_TOKEN_FILE",
+    }
+    return {field: value for field, name in variables.items() if (value := os.environ.get(name))}
+
+
 def gloo_interfaces() -> str | None:
     """What `GLOO_SOCKET_IFNAME` says, for errors; None where it is not set."""
     return os.environ.get(INTERFACE_VARIABLE)

@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Literal, get_args
 
 from taot_api.session_spec import MAX_RECENT_REPORTS
+from taot_client.planner_access import PlannerAccess
 from taot_planning.algorithms import NEEDS_SCIPY
 
 PlanSource = Literal["ahead", "inline", "blocking", "observe"]
@@ -34,10 +35,13 @@ cost more than those within (`inter_node_cost` above 1)."""
 
 @dataclass(frozen=True, kw_only=True)
 class AgentOptions:
-    """Options of the agent. Ranks compare them at start; `planner_address` and waits for it may differ."""
+    """Options of the agent. Ranks compare them at start; address of, access to and waits for the planner may differ."""
 
     planner_address: str | None = None
     """host:port of the planner service, or a `unix:` path. None: no service."""
+
+    planner_access: PlannerAccess = PlannerAccess()
+    """Tokens and certificates for the planner; what it leaves out comes from the environment."""
 
     plan_source: PlanSource | None = None
     """See `PlanSource`. None: `ahead` with a planner address, `inline` without."""

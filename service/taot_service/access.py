@@ -62,6 +62,6 @@ def unauthenticated(*, has_token: bool) -> ContractError:
     what = "the planner does not know the token of this call" if has_token else "the call has no token"
     return ContractError(
         Reason.UNAUTHENTICATED,
-        f"{what}: send 'authorization: Bearer TOKEN', which agents take from AgentOptions.planner_token_file or"
+        f"{what}: send 'authorization: Bearer TOKEN', which agents take from AgentOptions.planner_access or"
         " TAOT_TOKEN_FILE",
     )

@@ -33,7 +33,7 @@ class Leader:
         self._keeper = GateKeeper(spec, has_switches=self._has_gates)
         self.link: PlannerLink | None = None
         if options.planner_address is not None:
-            self.link = PlannerLink(options.planner_address, spec)
+            self.link = PlannerLink(options.planner_address, spec, options.planner_access)
 
     def start(self) -> str:
         """Looks for the planner; returns why it refuses this job, or an empty string."""

@@ -17,45 +17,34 @@ import grpc
 from taot_api import LayerSpec, PublishedPlan, RoutingReport, SessionSpec, codec
 from taot_api.v1 import planner_pb2 as pb
 from taot_api.v1 import planner_pb2_grpc
-from taot_client.environment import proxy_variables
+from taot_client.environment import planner_access, proxy_variables
 from taot_client.fork_guard import guard
+from taot_client.planner.planner_channel import PlannerChannel
 from taot_client.planner.report_queue import ReportQueue
 from taot_client.planner.step_record import check_identity
-from taot_client.planner.traced_channel import traced
 from taot_client.planner.unsent_telemetry import UnsentTelemetry
+from taot_client.planner_access import PlannerAccess
 from taot_planning.layer_plan import check_guests
 
 logger = logging.getLogger(__name__)
 
-_CHANNEL_OPTIONS = [
-    # Cluster images set http_proxy; a sidecar on loopback must not be looked for behind it.
-    ("grpc.enable_http_proxy", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    # Notices a connection that has silently gone.
-    ("grpc.keepalive_time_ms", 20_000),
-    ("grpc.keepalive_timeout_ms", 5_000),
-    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
-    ("grpc.max_send_message_length", 64 * 1024 * 1024),
-]
 _CALL_SECONDS = 2.0
 _RETRY_SECONDS = 0.2
 _MAX_WAITING_REPORTS = 4
 
-_REFUSALS = (
-    grpc.StatusCode.INVALID_ARGUMENT,
-    grpc.StatusCode.FAILED_PRECONDITION,
-    grpc.StatusCode.UNIMPLEMENTED,
-)
+_REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED)
+
+# Its session has ended, or its token has and the file holds a new one.
+_REOPENING = (grpc.StatusCode.NOT_FOUND, grpc.StatusCode.UNAUTHENTICATED)
 
 
 class PlannerLink:
     """One session with the planner, reopened as often as it takes, until the planner refuses the job."""
 
-    def __init__(self, address: str, spec: SessionSpec) -> None:
+    def __init__(self, address: str, spec: SessionSpec, access: PlannerAccess | None = None) -> None:
         """Prepares the link to host:port or a unix: path; `start` opens it."""
         self._address = address
+        self._access = (access or PlannerAccess()).completed(planner_access())
         self._spec = spec
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -66,7 +55,7 @@ class PlannerLink:
         self._session_id: str | None = None
         self._plan: PublishedPlan | None = None
         self._watch: grpc.Call | None = None
-        self._channel: grpc.Channel | None = None
+        self._channel: PlannerChannel | None = None
         self._reports = ReportQueue(capacity=_MAX_WAITING_REPORTS)
         self._unsent = UnsentTelemetry()
         self._threads: list[threading.Thread] = []
@@ -83,8 +72,10 @@ class PlannerLink:
         Returns:
             Why the planner refuses this job, or None. A planner that cannot be reached is no refusal.
         """
-        self._channel = traced(grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS))
-        self._stub = planner_pb2_grpc.PlannerServiceStub(self._channel)
+        try:
+            self._channel = PlannerChannel(self._address, self._access)
+        except ValueError as error:
+            return str(error)
         guard(self)
         for name, target in (("session", self._keep_session), ("reports", self._send_reports)):
             thread = threading.Thread(target=self._guarded, args=(target,), name=f"taot-{name}", daemon=True)
@@ -98,6 +89,11 @@ class PlannerLink:
                 "".join(f"; {name} is set and ignored" for name in proxy_variables()),
             )
         return self._refusal
+
+    @property
+    def _stub(self) -> planner_pb2_grpc.PlannerServiceStub:
+        assert self._channel is not None  # started
+        return self._channel.stub
 
     @property
     def is_connected(self) -> bool:
@@ -159,7 +155,7 @@ class PlannerLink:
 
     def abandon(self) -> object:
         """Lets go of the connection in a forked child (see `fork_guard`)."""
-        connection = (self._channel, self._watch, self._stub)
+        connection = (self._channel, self._watch)
         self._channel = None
         return connection
 
@@ -188,10 +184,14 @@ class PlannerLink:
 
     def _open(self) -> None:
         """Opens the session; a planner that refuses the job is not asked again."""
+        channel = self._channel
+        assert channel is not None
+        channel.refresh()
         try:
-            response = self._stub.OpenSession(codec.encode_session_spec(self._spec), timeout=_CALL_SECONDS)
+            response = channel.stub.OpenSession(codec.encode_session_spec(self._spec), timeout=_CALL_SECONDS)
         except grpc.RpcError as error:
             if error.code() not in _REFUSALS:
+                channel.note_failure(error)
                 raise
             self._refusal = error.details()
             self._is_connected = False
@@ -260,7 +260,7 @@ class PlannerLink:
                     continue
                 self._unsent.add_lost(report)
                 self._note_failure("ReportRouting", error)
-                if error.code() is grpc.StatusCode.NOT_FOUND:
+                if error.code() in _REOPENING:
                     self._end_watch()
                 continue
             self._note_success()

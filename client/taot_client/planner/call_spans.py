@@ -1,4 +1,4 @@
-"""Spans of the leader's calls, where traces are wanted; the channel stays as it is where they are not."""
+"""Spans of the leader's calls, where traces are wanted."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import grpc
 
 from taot_api.tracing import make_tracer, to_metadata
 from taot_client.environment import tracing_variables
+from taot_client.planner.call_metadata import with_metadata
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext, Tracer
@@ -18,10 +19,10 @@ _MAX_KEPT = 64
 """Reports that a plan may still come of."""
 
 
-def traced(channel: grpc.Channel) -> grpc.Channel:
-    """The channel, with a span for each report, each plan asked for and each plan received, if traces are wanted."""
+def span_interceptors() -> list[_Spans]:
+    """What makes a span for each report, each plan asked for and each plan received; nothing unless wanted."""
     tracer = make_tracer(tracing_variables(), service="taot-agent")
-    return channel if tracer is None else grpc.intercept_channel(channel, _Spans(tracer))
+    return [] if tracer is None else [_Spans(tracer)]
 
 
 class _Spans(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
@@ -40,7 +41,7 @@ class _Spans(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor
         place = {name: getattr(report, name) for name in ("step", "micro_batch") if hasattr(report, name)}
         attributes = {f"taot.{name}": value for name, value in place.items()}
         with self._tracer.start_as_current_span(f"taot {method}", kind=SpanKind.CLIENT, attributes=attributes) as span:
-            outcome = continuation(_with_trace(details, set_span_in_context(span)), request)
+            outcome = continuation(with_metadata(details, to_metadata(set_span_in_context(span))), request)
             if outcome.code() is not grpc.StatusCode.OK:
                 span.set_status(StatusCode.ERROR, outcome.code().name)
             elif method == "ReportRouting":
@@ -82,19 +83,6 @@ class _TracedWatch:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._call, name)
-
-
-class _Details(grpc.ClientCallDetails):
-    """The details of a call, with more metadata."""
-
-    def __init__(self, details: Any, metadata: list[tuple[str, str]]) -> None:
-        for name in ("method", "timeout", "credentials", "wait_for_ready", "compression"):
-            setattr(self, name, getattr(details, name, None))
-        self.metadata = (*(details.metadata or ()), *metadata)
-
-
-def _with_trace(details: Any, context: Any) -> _Details:
-    return _Details(details, to_metadata(context))
 
 
 def _method_of(details: Any) -> str:

@@ -1,0 +1,176 @@
+"""The connection to the planner: plain or with TLS, with a token on every call.
+
+gRPC keeps the certificates of a channel for ever, and training runs for longer than certificates hold: so a channel is
+made anew when its files have changed.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import logging
+import re
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import grpc
+
+from taot_api.v1.planner_pb2_grpc import PlannerServiceStub
+from taot_client.planner.call_metadata import with_metadata
+from taot_client.planner.call_spans import span_interceptors
+from taot_client.planner_access import SYSTEM_AUTHORITIES, PlannerAccess
+
+logger = logging.getLogger(__name__)
+
+_CHANNEL_OPTIONS = [
+    # Cluster images set http_proxy; a sidecar on loopback must not be looked for behind it.
+    ("grpc.enable_http_proxy", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    # Notices a connection that has silently gone.
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.max_receive_message_length", 64 * 1024 * 1024),
+    ("grpc.max_send_message_length", 64 * 1024 * 1024),
+]
+
+_LOCKED_OUT = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
+_TOKEN = re.compile(r"[\x21-\x7e]{1,512}")
+"""What a header can hold."""
+
+
+class _Shown(NamedTuple):
+    """The contents of all files, and the token."""
+
+    ca: bytes | None = None
+    client_cert: bytes | None = None
+    client_key: bytes | None = None
+    token: str | None = None
+
+    def __repr__(self) -> str:
+        return "_Shown(...)"  # nothing of it belongs into a log
+
+
+class PlannerChannel:
+    """A gRPC channel and its stub, renewed by `refresh`."""
+
+    def __init__(self, address: str, access: PlannerAccess) -> None:
+        """Prepares the connection to host:port or a unix: path.
+
+        Raises:
+            ValueError: naming the file that cannot be used, never quoting a token.
+        """
+        self._address, self._access = address, access
+        self._shown = _read(access)
+        if self._shown.token is not None and not access.has_tls and not _stays_here(address):
+            logger.warning("the token for the planner at %s travels in plain text: set PlannerAccess.ca", address)
+        self._complaint = ""
+        self._interceptors = [*span_interceptors(), _Bearer(lambda: self._shown.token)]
+        self._connect()
+
+    def refresh(self) -> None:
+        """Reads the files again; what cannot be used leaves the last in force. Called while no call is in flight."""
+        try:
+            shown = _read(self._access)
+        except ValueError as error:
+            if str(error) != self._complaint:
+                logger.error("%s; the last one stays in use", error)
+            self._complaint = str(error)
+            return
+        before, self._shown = self._shown, shown
+        if shown[:3] != before[:3]:
+            logger.info("certificates for the planner at %s have changed: connecting anew", self._address)
+            old = self._channel
+            self._connect()
+            old.close()
+
+    def note_failure(self, error: grpc.RpcError) -> None:
+        """Says once why the planner does not let this job in: otherwise it looks like one that is away.
+
+        Training goes on, and asks again: a token may be granted or renewed at any time.
+        """
+        if error.code() in _LOCKED_OUT and error.details() != self._complaint:
+            self._complaint = str(error.details())
+            logger.error("the planner at %s does not let this job in: %s", self._address, self._complaint)
+
+    def close(self) -> None:
+        """Ends the connection, and the calls in flight with it."""
+        self._channel.close()
+
+    def _connect(self) -> None:
+        if self._access.has_tls:
+            credentials = grpc.ssl_channel_credentials(
+                root_certificates=self._shown.ca,
+                private_key=self._shown.client_key,
+                certificate_chain=self._shown.client_cert,
+            )
+            self._channel = grpc.secure_channel(self._address, credentials, options=_CHANNEL_OPTIONS)
+        else:
+            self._channel = grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS)
+        self.stub = PlannerServiceStub(grpc.intercept_channel(self._channel, *self._interceptors))
+        """The planner's methods, over the connection at hand."""
+
+
+class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
+    """Adds the token to the metadata of every call: credentials of gRPC do so on encrypted channels only."""
+
+    def __init__(self, token: Callable[[], str | None]) -> None:
+        self._token = token
+
+    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._with_token(client_call_details), request)
+
+    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
+        return continuation(self._with_token(client_call_details), request)
+
+    def _with_token(self, details: Any) -> Any:
+        token = self._token()
+        return details if token is None else with_metadata(details, [("authorization", f"Bearer {token}")])
+
+
+def _read(access: PlannerAccess) -> _Shown:
+    token = access.token
+    if access.token_file is not None:
+        token = _read_file("token_file", access.token_file).decode("ascii", "replace").strip()
+    if token is not None and not _TOKEN.fullmatch(token):
+        where = f"in {access.token_file}" if access.token_file is not None else "for the planner"
+        raise ValueError(f"the token {where} must be 1 to 512 visible ASCII characters, as `taot token new` prints it")
+    ca = None
+    if access.ca is not None and str(access.ca) != SYSTEM_AUTHORITIES:
+        ca = _read_file("ca", access.ca)
+    certificate = key = None
+    try:
+        if ca is not None:
+            ssl.create_default_context(cadata=ca.decode("ascii"))
+        if access.client_cert is not None and access.client_key is not None:
+            # Before they are read: a key that does not belong to its certificate would end every connection unnamed.
+            ssl.create_default_context().load_cert_chain(access.client_cert, access.client_key, password="")
+            certificate = _read_file("client_cert", access.client_cert)
+            key = _read_file("client_key", access.client_key)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"cannot use PlannerAccess.ca {access.ca}, client_cert {access.client_cert}, client_key"
+            f" {access.client_key}: {error}"
+        ) from error
+    return _Shown(ca=ca, client_cert=certificate, client_key=key, token=token)
+
+
+def _read_file(name: str, path: str | Path) -> bytes:
+    try:
+        return Path(path).read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read PlannerAccess.{name}: {error}") from error
+
+
+def _stays_here(address: str) -> bool:
+    """Whether what is sent to an address stays on this machine."""
+    if address.startswith("unix"):
+        return True
+    host = address.rsplit("/", 1)[-1].rsplit(":", 1)[0].strip("[]")
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
