@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import socket
 import ssl
 
 import grpc
@@ -249,3 +250,12 @@ def test_the_log_names_a_refused_peer_once_in_a_row(http, caplog):
     for _ in range(5):
         http.get("/v1/sessions", headers=bearer(UNKNOWN))
     assert len([record for record in caplog.records if "refused" in record.message]) == 1
+
+
+def test_by_default_only_the_loopback_reaches_the_ports():
+    with running_planner(ServiceConfig(), is_warm_awaited=False) as planner:
+        for port in (planner.grpc_port, planner.http_port):
+            socket.create_connection(("127.0.0.1", port), timeout=CALL_SECONDS).close()
+            # This machine under another address, which would do if the planner listened on all of them.
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.2", port), timeout=CALL_SECONDS)
