@@ -28,6 +28,9 @@ from taot_service.server import PlannerServer
 START_BOUND_SECONDS = 100
 """Far above any start, the first compilation of the kernels included; a hang ends here."""
 
+CALM_SECONDS = 1000.0
+"""Time to publish a plan that is always enough for the effort asked for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunningPlanner:
@@ -56,12 +59,12 @@ class RunningPlanner:
 def running_planner(
     config: ServiceConfig | None = None, *, is_warm_awaited: bool = True, traces: PlanTraces | None = None
 ) -> Iterator[RunningPlanner]:
-    """Runs a planner on free ports, whatever the ports of `config`.
+    """Runs a planner on free ports, whatever the ports of `config`. Without one, no plan is made in a hurry.
 
     One at a time: grpc.aio wants one event loop per process. Use `planner_process` for more, and the
     synchronous gRPC API to call it.
     """
-    config = replace(config or ServiceConfig(), grpc_port=0, http_port=0)
+    config = replace(config or ServiceConfig(publish_within=CALM_SECONDS), grpc_port=0, http_port=0)
     started = _Outcome()
     thread = threading.Thread(target=_run_thread, args=(config, traces, started), name="planner", daemon=True)
     thread.start()

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import numpy as np
 from routing_samples import make_report, make_spec
 
 from taot_api.published_plan import PublishedStats
+from taot_service.admission import SessionLimits
 from taot_service.planning_work import PlanningWork, SolvedPlan
 from taot_service.session_book import SessionBook
 
 
-def make_book(**fields) -> SessionBook:
-    return SessionBook(**({"planner_epoch": "epoch", "lease_seconds": 60.0, "max_sessions": 4} | fields))
+def make_book(*, publish_within_seconds=math.inf, lease_seconds=60.0, **limits) -> SessionBook:
+    return SessionBook(
+        planner_epoch="epoch",
+        lease_seconds=lease_seconds,
+        publish_within_seconds=publish_within_seconds,
+        limits=SessionLimits(**({"max_sessions": 4} | limits)),
+    )
 
 
 def open_session(book, spec=None, *, now=0.0, ids=itertools.count()):  # noqa: B008 - ids go on over all calls

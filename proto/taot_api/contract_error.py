@@ -33,6 +33,7 @@ class Reason(Enum):
     PLAN_NOT_FOUND = ("PLAN_NOT_FOUND", "NOT_FOUND")
     STALE_INCARNATION = ("STALE_INCARNATION", "FAILED_PRECONDITION")
     LIMIT_EXCEEDED = ("LIMIT_EXCEEDED", "RESOURCE_EXHAUSTED")
+    OVERLOADED = ("OVERLOADED", "RESOURCE_EXHAUSTED")
     DEADLINE_EXCEEDED = ("DEADLINE_EXCEEDED", "DEADLINE_EXCEEDED")
     PLANNING_FAILED = ("PLANNING_FAILED", "INTERNAL")
     SHUTTING_DOWN = ("SHUTTING_DOWN", "UNAVAILABLE")
@@ -47,7 +48,13 @@ class ContractError(ValueError):
     """A request that breaks the contract: what was wrong, what was got, what to do."""
 
     def __init__(
-        self, reason: Reason, message: str, *, field: str = "", metadata: Mapping[str, str] | None = None
+        self,
+        reason: Reason,
+        message: str,
+        *,
+        field: str = "",
+        metadata: Mapping[str, str] | None = None,
+        retry_seconds: float | None = None,
     ) -> None:
         super().__init__(f"{field}: {message}" if field else message)
         self.reason = reason
@@ -57,8 +64,12 @@ class ContractError(ValueError):
         """Path of the offending field in the request, such as `layers[3].home_ranks`, or empty."""
         self.metadata: Mapping[str, str] = MappingProxyType(dict(metadata or {}))
         """The facts of the message for machines, such as the session id; the wire adds `field`."""
+        self.retry_seconds = retry_seconds
+        """After how long the same request may succeed; None: not by waiting."""
 
     def within(self, outer: str) -> ContractError:
         """The same error with the field as a path from an outer message, such as `report`."""
         field = f"{outer}.{self.field}" if self.field else outer
-        return ContractError(self.reason, self.bare_message, field=field, metadata=self.metadata)
+        return ContractError(
+            self.reason, self.bare_message, field=field, metadata=self.metadata, retry_seconds=self.retry_seconds
+        )

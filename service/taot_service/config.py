@@ -58,6 +58,10 @@ class ServiceConfig:
     solver_threads: Count = 1
     """Threads that plan; their kernels release the GIL."""
 
+    publish_within: SecondsFromZero = 0.1
+    """Seconds from a report to its plan. Where the effort `balanced` takes longer, or others wait, layers are planned
+    with `fast` and improved afterwards."""
+
     lease_seconds: Seconds = 60.0
     """Seconds after which a session without a call and without an open watch is dropped."""
 
@@ -84,6 +88,24 @@ class ServiceConfig:
 
     max_sessions: Count = 256
     """Sessions at a time."""
+
+    max_sessions_per_job: Count = 128
+    """Sessions of one training job at a time."""
+
+    max_held_bytes: Count = 2**31
+    """Bytes of counts and plans of all sessions together, worked out from the sizes that they declare."""
+
+    max_watches: Count = 16
+    """Open watches of a session."""
+
+    max_calls: Count = 512
+    """Calls in progress at a time, watches and health checks left out."""
+
+    max_waiting_plans: Count = 64
+    """PlanNow calls that wait for a solver thread at a time."""
+
+    max_waiting_plans_per_session: Count = 8
+    """PlanNow calls of one session that wait for a solver thread at a time."""
 
     max_ranks: Count = 1024
     """Ranks of a session."""

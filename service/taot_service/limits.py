@@ -6,26 +6,44 @@ from importlib.util import find_spec
 
 from taot_api.contract_error import ContractError, Reason
 from taot_api.session_spec import SessionSpec
+from taot_api.v1 import planner_pb2 as pb
 from taot_planning.algorithms import NEEDS_SCIPY
 from taot_service.config import ServiceConfig
 
+MAX_NAME_CHARS = 256
+"""Characters of the name of a layer or level, and of a client's release."""
 
-def check_limits(spec: SessionSpec, config: ServiceConfig) -> None:
-    """Checks the sizes of a session before anything is allocated for it.
+MAX_LEVELS = 16
+"""Levels of a topology."""
+
+
+def check_limits(request: pb.OpenSessionRequest, config: ServiceConfig) -> None:
+    """Checks the sizes that a request declares before arrays are made of it.
 
     Raises:
-        ContractError: LIMIT_EXCEEDED, naming the field, both numbers and the flag that raises the limit.
+        ContractError: LIMIT_EXCEEDED, naming the field, both numbers and the flag that raises the limit; or
+            INVALID_LAYER, INVALID_TOPOLOGY, INVALID_NAME for names and levels beyond any use.
     """
-    topology = spec.topology
-    _check(topology.num_ranks, config.max_ranks, flag="--max-ranks", field="topology.ranks")
-    for rank, slots in enumerate(topology.slots_R.tolist()):
-        _check(slots, config.max_slots, flag="--max-slots", field=f"topology.ranks[{rank}].slot_count")
-    _check(len(spec.layers), config.max_layers, flag="--max-layers", field="layers")
-    for index, layer in enumerate(spec.layers):
-        field = f"layers[{index}].expert_count"
-        _check(layer.num_experts, config.max_experts, flag="--max-experts", field=field)
-    entries = len(spec.layers) * topology.num_ranks**2 * topology.max_slots
+    topology = request.topology
+    num_ranks = len(topology.ranks)
+    _check(num_ranks, config.max_ranks, flag="--max-ranks", field="topology.ranks")
+    _check(len(request.layers), config.max_layers, flag="--max-layers", field="layers")
+    max_slots = 0
+    for rank, entry in enumerate(topology.ranks):
+        _check(entry.slot_count, config.max_slots, flag="--max-slots", field=f"topology.ranks[{rank}].slot_count")
+        max_slots = max(max_slots, entry.slot_count)
+    for index, layer in enumerate(request.layers):
+        num_experts = max(layer.expert_count, len(layer.home_ranks))
+        _check(num_experts, config.max_experts, flag="--max-experts", field=f"layers[{index}].expert_count")
+        _check_name(layer.name, Reason.INVALID_LAYER, field=f"layers[{index}].name")
+    entries = len(request.layers) * num_ranks**2 * max_slots
     _check(entries, config.max_plan_entries, flag="--max-plan-entries", field="layers")
+    if len(topology.levels) > MAX_LEVELS:
+        message = f"needs at most {MAX_LEVELS} levels, got {len(topology.levels)}"
+        raise ContractError(Reason.INVALID_TOPOLOGY, message, field="topology.levels")
+    for index, level in enumerate(topology.levels):
+        _check_name(level.name, Reason.INVALID_TOPOLOGY, field=f"topology.levels[{index}].name")
+    _check_name(request.client_release, Reason.INVALID_NAME, field="client_release")
 
 
 def check_algorithm(spec: SessionSpec) -> None:
@@ -42,6 +60,12 @@ def check_algorithm(spec: SessionSpec) -> None:
             field="options.algorithm",
             metadata={"package": "scipy"},
         )
+
+
+def _check_name(name: str, reason: Reason, *, field: str) -> None:
+    if len(name) > MAX_NAME_CHARS:
+        message = f"must be at most {MAX_NAME_CHARS} characters, got {len(name)}"
+        raise ContractError(reason, message, field=field)
 
 
 def _check(got: int, limit: int, *, flag: str, field: str) -> None:

@@ -44,9 +44,19 @@ _SECONDS_BUCKETS = (
     10.0,
 )
 
-PLAN_OUTCOMES = ("installed", "answered", "superseded", "abandoned", "failed", "session_ended")
+PLAN_OUTCOMES = (
+    "installed",
+    "answered",
+    "superseded",
+    "abandoned",
+    "failed",
+    "session_ended",
+    "improved",
+    "not_better",
+    "improvement_dropped",
+)
 """In force; handed to a caller that waited; dropped for a newer report; wanted by nobody any more; not found; too late
-for its session."""
+for its session. Of improvements of hurried plans: in force; no better; dropped for a newer report."""
 
 HTTP_REFUSAL_REASONS = ("UNAUTHENTICATED", "PERMISSION_DENIED", "WRONG_HOST", "TOO_MANY_FAILURES")
 """Without a known token; with one for something else; to a name that is not the planner's; refused too often before."""

@@ -15,13 +15,14 @@ from taot_api.published_plan import PublishedPlan
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_planning import __version__
+from taot_service.admission import SessionLimits, check_calls
 from taot_service.change_feed import ChangeFeed
 from taot_service.config import ServiceConfig
-from taot_service.limits import check_algorithm, check_limits
+from taot_service.limits import check_algorithm
 from taot_service.metrics import ServiceMetrics
 from taot_service.plan_feed import PlanFeed, PlanSubscription
 from taot_service.plan_traces import PlanTraces
-from taot_service.planning_work import FinishedWork, PlanningWork, SolvedPlan, SolverFailure
+from taot_service.planning_work import FinishedWork, PlanningWork, Purpose, SolvedPlan, SolverFailure
 from taot_service.session import ReportOutcome, Session
 from taot_service.session_book import EndReason, SessionBook
 from taot_service.solver_pool import SolverPool
@@ -47,11 +48,20 @@ class Planner:
         self._book = SessionBook(
             planner_epoch=uuid.uuid4().hex,
             lease_seconds=config.lease_seconds,
-            max_sessions=config.max_sessions,
+            publish_within_seconds=config.publish_within,
+            limits=SessionLimits(
+                max_sessions=config.max_sessions,
+                max_sessions_per_job=config.max_sessions_per_job,
+                max_held_bytes=config.max_held_bytes,
+            ),
         )
+        self._queue = self._book.queue
         self._feeds: dict[str, PlanFeed] = {}
         self._pool = SolverPool(
-            num_threads=config.solver_threads, take_work=self._book.take_work, on_done=self._finish_work
+            num_threads=config.solver_threads,
+            queue=self._book.queue,
+            take_work=self._book.take_work,
+            on_done=self._finish_work,
         )
         self.metrics.show("taot_sessions", "Open sessions.", lambda: len(self.sessions))
         self.metrics.show(
@@ -95,7 +105,6 @@ class Planner:
     def open_session(self, spec: SessionSpec) -> Session:
         """Opens a session, or returns the one of the same incarnation."""
         self._refuse_when_draining()
-        check_limits(spec, self.config)
         check_algorithm(spec)
         self.expire_sessions()
         decision = self._book.open(
@@ -146,6 +155,8 @@ class Planner:
         self.metrics.reports.labels(decision.outcome.value).inc()
         if decision.has_superseded:
             self.metrics.plans.labels("superseded").inc()
+        if decision.outdated is not None:
+            self.metrics.plans.labels("improvement_dropped").inc()
         if decision.outcome not in (ReportOutcome.REPEATED, ReportOutcome.REHEARSAL):
             self.metrics.groups.note_report(
                 session.spec, report, planner_epoch=self.planner_epoch, now_seconds=time.time()
@@ -165,16 +176,20 @@ class Planner:
         """Plans a checked report for a caller that waits, with token quotas; nothing is kept.
 
         Raises:
-            ContractError: when there is no plan in time.
+            ContractError: when there is no plan in time, or too many wait for one.
         """
         self._refuse_when_draining()
+        self._check_waiting_plans(session)
         trace = self.traces.note_checked(session.session_id, report) if self.traces is not None else None
+        now_seconds = time.monotonic()
         work = PlanningWork(
             session_id=session.session_id,
             spec=session.spec,
             layers=layers,
             report=report,
-            arrival_seconds=time.monotonic(),
+            arrival_seconds=now_seconds,
+            deadline_seconds=now_seconds + timeout_seconds,
+            purpose=Purpose.CALLER,
         )
         try:
             finished = await asyncio.wait_for(self._pool.solve_now(work), timeout_seconds)
@@ -187,6 +202,9 @@ class Planner:
             raise
         result = finished.result
         if isinstance(result, SolverFailure):
+            if result.is_abandoned:
+                self.metrics.plans.labels("abandoned").inc()
+                raise ContractError(Reason.DEADLINE_EXCEEDED, "no plan in the time that the caller gave: go on without")
             self.metrics.plans.labels("failed").inc()
             raise ContractError(Reason.PLANNING_FAILED, f"planning failed ({result.message}): go on without a plan")
         plan = self._book.publish(work, result, create_time_seconds=time.time())
@@ -199,6 +217,8 @@ class Planner:
     def subscribe(self, session: Session, *, after_version: int) -> PlanSubscription:
         """Starts to watch a session, which stays alive meanwhile; `unsubscribe` must follow."""
         self._refuse_when_draining()
+        limit = self.config.max_watches
+        check_calls(session.num_watches + 1, limit, flag="--max-watches", what="open watches of a session")
         subscription = self._feeds[session.session_id].subscribe(after_version=after_version)
         session.num_watches += 1
         return subscription
@@ -245,24 +265,54 @@ class Planner:
         return await self._pool.close(timeout_seconds=CLOSE_SECONDS)
 
     def _num_queued(self) -> int:
-        return self._pool.num_jobs + sum(session.has_waiting for session in self.sessions)
+        held_back = sum(session.waiting is not None and session.waiting not in self._queue for session in self.sessions)
+        waiting = sum(self._queue.num_waiting(purpose) for purpose in (Purpose.REPORT, Purpose.CALLER))
+        return self._pool.num_running + waiting + held_back
+
+    def _check_waiting_plans(self, session: Session) -> None:
+        config = self.config
+        of_session = self._queue.num_waiting(Purpose.CALLER, session_id=session.session_id) + 1
+        limit, flag = config.max_waiting_plans_per_session, "--max-waiting-plans-per-session"
+        check_calls(of_session, limit, flag=flag, what="waiting PlanNow calls of a session")
+        in_all = self._queue.num_waiting(Purpose.CALLER) + 1
+        check_calls(in_all, config.max_waiting_plans, flag="--max-waiting-plans", what="waiting PlanNow calls")
 
     def _finish_work(self, finished: FinishedWork) -> None:
+        if finished.work.purpose is Purpose.IMPROVEMENT:
+            self._finish_improvement(finished)
+            return
         work, result = finished.work, finished.result
         if isinstance(result, SolverFailure):
-            self.metrics.plans.labels("abandoned" if result.is_abandoned else "failed").inc()
-            self._book.give_up(work)
+            ended = self._book.give_up(work)
+            outcome = "abandoned" if result.is_abandoned else "failed"
+            self.metrics.plans.labels("session_ended" if ended is not None else outcome).inc()
             return
         plan = self._book.install(work, result, create_time_seconds=time.time())
         if isinstance(plan, EndReason):
             self.metrics.plans.labels("session_ended").inc()
             return
-        self.changes.note_session(work.session_id)
-        if not self.is_draining:
-            self._feeds[work.session_id].publish(plan)
+        self._publish(work, plan)
         if self.traces is not None:
             self.traces.note_plan(finished, version=plan.identity.version)
         self._observe_plan(finished, result, plan)
+
+    def _finish_improvement(self, finished: FinishedWork) -> None:
+        work, result = finished.work, finished.result
+        solved = result if isinstance(result, SolvedPlan) else None
+        plan = self._book.end_improvement(work, solved, create_time_seconds=time.time())
+        if work.progress.is_dropped:  # a newer report or the end of the session: counted there
+            return
+        if plan is None or solved is None:
+            self.metrics.plans.labels("not_better" if solved is not None else "failed").inc()
+            return
+        self.metrics.plans.labels("improved").inc()
+        self._publish(work, plan)
+        self._note_plan_of_group(work, solved, plan)
+
+    def _publish(self, work: PlanningWork, plan: PublishedPlan) -> None:
+        self.changes.note_session(work.session_id)
+        if not self.is_draining:
+            self._feeds[work.session_id].publish(plan)
 
     def _observe_plan(self, finished: FinishedWork, solved: SolvedPlan, plan: PublishedPlan) -> None:
         now_seconds = time.monotonic()
@@ -270,8 +320,11 @@ class Planner:
         self.metrics.observe_times(finished, now_seconds=now_seconds)
         self.metrics.report_to_plan_seconds.observe(now_seconds - finished.work.arrival_seconds)
         self.metrics.observe_layers(solved)
+        self._note_plan_of_group(finished.work, solved, plan)
+
+    def _note_plan_of_group(self, work: PlanningWork, solved: SolvedPlan, plan: PublishedPlan) -> None:
         self.metrics.groups.note_plan(
-            finished.work.spec,
+            work.spec,
             solved,
             version=plan.identity.version,
             source_step=plan.source_step,

@@ -2,14 +2,44 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import Enum
 
 from taot_api.published_plan import PublishedStats
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_planning.arrays import IntArray
 from taot_planning.explanation import Gate
+from taot_planning.options import Effort
+from taot_service.effort_choice import EffortSeconds
 from taot_service.layer_account import LayerAccount
+
+
+class Purpose(Enum):
+    """What a plan is made for; the value is its name among the shares of a session."""
+
+    REPORT = "report"
+    """To be put in force for a session."""
+
+    CALLER = "caller"
+    """To be handed to a caller that waits."""
+
+    IMPROVEMENT = "improvement"
+    """To be put in force in place of one that was made in a hurry, if it is better."""
+
+
+class Progress:
+    """How far a piece of work has come: touched by the thread that plans it, and by nobody else meanwhile."""
+
+    def __init__(self) -> None:
+        self.layers: list[LayerSolution] = []
+        """What has been planned, in the order of the work's layers."""
+        self.layer_seconds = EffortSeconds()
+        """What its layers took."""
+        self.started_seconds: float | None = None
+        """When a thread first took it up, on the clock of the sessions."""
+        self.is_dropped = False
+        """Set, from any thread and for good, once nobody wants the plan any more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -34,6 +64,58 @@ class PlanningWork:
 
     arrival_seconds: float
     """When the report came, on the clock of the sessions."""
+
+    purpose: Purpose = Purpose.REPORT
+    """What the plan is for."""
+
+    publish_seconds: float | None = None
+    """When the plan should be published at the latest, with less effort where it must be; None: with the effort asked for."""
+
+    deadline_seconds: float | None = None
+    """When the caller gives up, on the same clock."""
+
+    layer_seconds: EffortSeconds = EffortSeconds()
+    """What the layers of the session took to plan before."""
+
+    improves: SolvedPlan | None = None
+    """The plan in force that an improvement begins with."""
+
+    progress: Progress = field(default_factory=Progress)
+    """How far it has come."""
+
+    @property
+    def path(self) -> tuple[str, str, str]:
+        """Whose solver time it uses: training job, session, purpose."""
+        return (self.spec.training_job, self.session_id, self.purpose.value)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class LayerSolution:
+    """The checked plan of one layer."""
+
+    guests_RK: IntArray
+    """Expert in each guest slot, -1 where empty. Shape: [ranks, slots]."""
+
+    quota_SRK: IntArray | None
+    """Tokens of each source rank for each guest slot, or None. Shape: [source ranks, ranks, slots]."""
+
+    stats: PublishedStats
+    """What the plan is expected to achieve."""
+
+    gates: tuple[Gate, ...]
+    """Rules that changed it."""
+
+    intra_guests: int
+    """Guests whose home is in the same node."""
+
+    inter_guests: int
+    """Guests whose home is in another node."""
+
+    effort: Effort
+    """How hard it was searched for."""
+
+    account: LayerAccount | None
+    """What people may ask about it, or None."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -64,6 +146,19 @@ class SolvedPlan:
     account_L: tuple[LayerAccount, ...] = ()
     """What people may ask about each layer, or none."""
 
+    solution_L: tuple[LayerSolution, ...] = ()
+    """The layers one by one."""
+
+    layer_seconds: EffortSeconds = EffortSeconds()
+    """What a layer took."""
+
+    num_improved: int = 0
+    """Layers of an improvement that are better than in the plan it began with."""
+
+    def is_hurried(self, asked: Effort) -> bool:
+        """Whether a layer was searched for with less effort than the session asks for."""
+        return any(layer.effort != asked for layer in self.solution_L)
+
 
 @dataclass(frozen=True, kw_only=True)
 class SolverFailure:
@@ -87,7 +182,7 @@ class FinishedWork:
     """What came of it."""
 
     started_seconds: float
-    """When the thread began with it, on the clock of the sessions."""
+    """When a thread first began with it, on the clock of the sessions."""
 
     solved_seconds: float
-    """When the thread was done, on the clock of the sessions."""
+    """When a thread was done with it, on the clock of the sessions."""

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import grpc
 from google.rpc import error_details_pb2, status_pb2
 
+from taot_api.codec.duration import encode_seconds
 from taot_api.contract_error import ERROR_DOMAIN, ContractError
 
 MAX_MESSAGE_CHARS = 1000
@@ -29,7 +30,7 @@ class Refusal(NamedTuple):
 
 
 def refusal_of(error: ContractError) -> Refusal:
-    """Packs an error with ErrorInfo, and with BadRequest when a field of the request is to blame."""
+    """Packs an error with ErrorInfo, BadRequest when a field of the request is to blame, RetryInfo when waiting helps."""
     code = grpc.StatusCode[error.reason.status_code]
     message = _clip(str(error))
     metadata = {key: _clip(value) for key, value in error.metadata.items()}
@@ -44,6 +45,9 @@ def refusal_of(error: ContractError) -> Refusal:
             field=error.field, description=_clip(error.bare_message)
         )
         status.details.add().Pack(error_details_pb2.BadRequest(field_violations=[violation]))
+    if error.retry_seconds is not None:
+        delay = encode_seconds(error.retry_seconds)
+        status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=delay))
     return Refusal(code, message, ((DETAILS_KEY, status.SerializeToString()),))
 
 

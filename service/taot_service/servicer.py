@@ -18,6 +18,7 @@ from taot_api.v1 import planner_pb2 as pb
 from taot_api.v1 import planner_pb2_grpc
 from taot_planning import __version__
 from taot_service.grpc_gate import CallerJobs
+from taot_service.limits import check_limits
 from taot_service.planner import Planner
 from taot_service.refusal import refusal_of
 from taot_service.session import Session
@@ -86,6 +87,7 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     def _open_session(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         # Before the rest is read: what a caller may not open needs no answer to what is wrong with it.
         self._jobs.check(request.training_job)
+        check_limits(request, self._planner.config)
         session = self._planner.open_session(decode_session_spec(request))
         create_time = Timestamp()
         create_time.FromNanoseconds(round(session.create_time_seconds * 1e9))

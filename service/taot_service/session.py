@@ -9,22 +9,23 @@ planned.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 from taot_api.published_plan import PublishedPlan
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import SessionSpec
-from taot_service.planning_work import PlanningWork, SolvedPlan
+from taot_planning.arrays import IntArray
+from taot_service.admission import KEPT_PLANS
+from taot_service.effort_choice import EffortSeconds
+from taot_service.planning_work import PlanningWork, Progress, Purpose, SolvedPlan
 from taot_service.recent_tokens import RecentTokens
 from taot_service.session_history import SessionHistory
 
 MAX_REPORT_KEYS = 1024
 """Reports remembered per session: some hundred steps of the usual number of micro-batches."""
-
-KEPT_PLANS = 4
-"""Plans that GetPlan can still return per session."""
 
 
 class ReportOutcome(Enum):
@@ -56,14 +57,30 @@ class ReportDecision:
     outcome: ReportOutcome
     """What became of it."""
 
-    has_superseded: bool = False
-    """Whether an earlier report that was still waiting is dropped for it."""
+    superseded: PlanningWork | None = None
+    """An earlier report that was still waiting and is dropped for it."""
+
+    outdated: PlanningWork | None = None
+    """An improvement of the plan in force that is dropped for it, whether it waits or is in work."""
+
+    @property
+    def has_superseded(self) -> bool:
+        """Whether an earlier report is dropped."""
+        return self.superseded is not None
 
 
 class Session:
     """The state of one expert-parallel group."""
 
-    def __init__(self, *, session_id: str, spec: SessionSpec, create_time_seconds: float, now_seconds: float) -> None:
+    def __init__(
+        self,
+        *,
+        session_id: str,
+        spec: SessionSpec,
+        create_time_seconds: float,
+        now_seconds: float,
+        publish_within_seconds: float = math.inf,
+    ) -> None:
         self.session_id = session_id
         self.spec = spec
         self.create_time_seconds = create_time_seconds
@@ -84,6 +101,9 @@ class Session:
         self._plans: deque[PublishedPlan] = deque(maxlen=KEPT_PLANS)
         self._waiting: PlanningWork | None = None
         self._in_work: PlanningWork | None = None
+        self._improvement: PlanningWork | None = None
+        self._publish_within_seconds = publish_within_seconds
+        self._layer_seconds = EffortSeconds()
         self._recent = RecentTokens(capacity=spec.effective_recent_reports)
         self._newest_source = (-1, -1)
         self._keys: set[tuple[int, int, bool]] = set()
@@ -104,6 +124,11 @@ class Session:
     def has_work(self) -> bool:
         """Whether a report waits and none of this session is being planned."""
         return self._waiting is not None and self._in_work is None
+
+    @property
+    def waiting(self) -> PlanningWork | None:
+        """The report that waits to be planned."""
+        return self._waiting
 
     @property
     def has_waiting(self) -> bool:
@@ -133,19 +158,14 @@ class Session:
         if source <= self._newest_source:
             return ReportDecision(outcome=ReportOutcome.OUT_OF_DATE)
         self._newest_source = source
-        has_superseded = self._waiting is not None
-        self._waiting = PlanningWork(
-            session_id=self.session_id,
-            spec=self.spec,
-            layers=self.spec.layers,
-            report=report,
-            recent_L=recent_L,
-            arrival_seconds=now_seconds,
+        superseded = self._waiting
+        self._waiting = self._work_for(report, recent_L, now_seconds)
+        return ReportDecision(
+            outcome=ReportOutcome.PLANNED, superseded=superseded, outdated=self._forget_improvement()
         )
-        return ReportDecision(outcome=ReportOutcome.PLANNED, has_superseded=has_superseded)
 
     def take_work(self) -> PlanningWork:
-        """Hands out the waiting report; `finish_work` must follow before the next."""
+        """Notes that the waiting report is being planned; `finish_work` must follow before the next."""
         assert self.has_work
         work, self._waiting = self._waiting, None
         self._in_work = work
@@ -161,7 +181,58 @@ class Session:
         self._plans.append(plan)
         self.num_plans += 1
         self.last_solved = solved
+        self._layer_seconds = solved.layer_seconds.or_else(self._layer_seconds)
         self.history.add_plan(plan)
+
+    def improve(self, work: PlanningWork, solved: SolvedPlan) -> PlanningWork | None:
+        """The work of searching once more, and harder, for a plan just put in force that was made in a hurry.
+
+        None where it was not, or where a newer report waits.
+        """
+        if not solved.is_hurried(self.spec.options.effort) or self._waiting is not None:
+            return None
+        self._improvement = replace(
+            work, purpose=Purpose.IMPROVEMENT, publish_seconds=None, improves=solved, progress=Progress()
+        )
+        return self._improvement
+
+    def end_improvement(self, work: PlanningWork, solved: SolvedPlan | None) -> bool:
+        """Notes that an improvement is done with; True when its plan is wanted and better."""
+        if work is not self._improvement:
+            return False
+        self._improvement = None
+        if solved is None:
+            return False
+        self._layer_seconds = solved.layer_seconds.or_else(self._layer_seconds)
+        return solved.num_improved > 0
+
+    def drop_work(self) -> list[PlanningWork]:
+        """Gives up everything that waits or is in work, for a session that ends."""
+        dropped = [work for work in (self._waiting, self._in_work, self._improvement) if work is not None]
+        for work in dropped:
+            work.progress.is_dropped = True
+        self._waiting = self._improvement = None
+        return dropped
+
+    def _work_for(self, report: RoutingReport, recent_L: tuple[IntArray, ...], now_seconds: float) -> PlanningWork:
+        # Other algorithms know no effort.
+        is_timed = self.spec.algorithm == "taot" and self.spec.options.effort == "balanced"
+        return PlanningWork(
+            session_id=self.session_id,
+            spec=self.spec,
+            layers=self.spec.layers,
+            report=report,
+            recent_L=recent_L,
+            arrival_seconds=now_seconds,
+            publish_seconds=now_seconds + self._publish_within_seconds if is_timed else None,
+            layer_seconds=self._layer_seconds,
+        )
+
+    def _forget_improvement(self) -> PlanningWork | None:
+        outdated, self._improvement = self._improvement, None
+        if outdated is not None:
+            outdated.progress.is_dropped = True
+        return outdated
 
     def _remember(self, key: tuple[int, int, bool]) -> bool:
         if key in self._keys or key <= self._forgotten:

@@ -6,6 +6,7 @@ every decision names its reason.
 
 from __future__ import annotations
 
+import math
 from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum
@@ -15,9 +16,11 @@ from taot_api.contract_error import ContractError, Reason
 from taot_api.published_plan import PlanIdentity, PublishedPlan
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import SessionSpec
-from taot_service.planning_work import PlanningWork, SolvedPlan
+from taot_service.admission import SessionLimits, check_room
+from taot_service.planning_work import PlanningWork, Purpose, SolvedPlan
 from taot_service.session import ReportDecision, Session
 from taot_service.spec_difference import first_difference
+from taot_service.work_queue import WorkQueue
 
 MAX_ENDED_SESSIONS = 1024
 """Ended sessions whose reason is remembered, for callers that come late."""
@@ -68,13 +71,22 @@ class _Ended(NamedTuple):
 class SessionBook:
     """The state of all sessions."""
 
-    def __init__(self, *, planner_epoch: str, lease_seconds: float, max_sessions: int) -> None:
+    def __init__(
+        self,
+        *,
+        planner_epoch: str,
+        lease_seconds: float,
+        limits: SessionLimits,
+        publish_within_seconds: float = math.inf,
+    ) -> None:
         self.planner_epoch = planner_epoch
+        self.queue = WorkQueue()
+        """What waits for the solver: the newest report of each session, unless another is in work."""
         self._lease_seconds = lease_seconds
-        self._max_sessions = max_sessions
+        self._limits = limits
+        self._publish_within_seconds = publish_within_seconds
         self._sessions: dict[str, Session] = {}
         self._by_group: dict[tuple[str, str], Session] = {}
-        self._ready: OrderedDict[str, None] = OrderedDict()
         self._ended: OrderedDict[str, _Ended] = OrderedDict()
         self._version = 0
 
@@ -90,7 +102,7 @@ class SessionBook:
 
         Raises:
             ContractError: STALE_INCARNATION when a newer one is open, INVALID_INCARNATION when this one was
-                opened with other content, LIMIT_EXCEEDED when there are too many sessions.
+                opened with other content, LIMIT_EXCEEDED when there is no room for it.
         """
         older = self._by_group.get((spec.training_job, spec.group))
         if older is not None and spec.incarnation < older.spec.incarnation:
@@ -108,17 +120,15 @@ class SessionBook:
             _check_same_content(spec, older.spec)
             older.seen_seconds = now_seconds
             return OpenDecision(session=older, outcome=OpenOutcome.SAME)
-        if older is None and len(self._sessions) >= self._max_sessions:
-            raise ContractError(
-                Reason.LIMIT_EXCEEDED,
-                f"this planner holds at most {self._max_sessions} sessions: start it with a larger"
-                " --max-sessions, or start another planner",
-                metadata={"limit": str(self._max_sessions), "flag": "--max-sessions"},
-            )
+        check_room(spec, [session.spec for session in self.sessions if session is not older], self._limits)
         if older is not None:
             self._end(older, EndReason.REPLACED)
         session = Session(
-            session_id=session_id, spec=spec, create_time_seconds=create_time_seconds, now_seconds=now_seconds
+            session_id=session_id,
+            spec=spec,
+            create_time_seconds=create_time_seconds,
+            now_seconds=now_seconds,
+            publish_within_seconds=self._publish_within_seconds,
         )
         self._sessions[session_id] = session
         self._by_group[spec.training_job, spec.group] = session
@@ -147,7 +157,7 @@ class SessionBook:
 
     def never_opened(self, session_id: str) -> ContractError:
         """The error for an id that was never given out, or not to the caller."""
-        return _not_found(session_id, "is not known to this planner")
+        return self._no_session(session_id, Reason.SESSION_NOT_FOUND, "is not known to this planner: open it again")
 
     def missing(self, session_id: str) -> ContractError:
         """Why there is no open session of that id, as an error for its caller."""
@@ -155,49 +165,68 @@ class SessionBook:
         if ended is None:
             return self.never_opened(session_id)
         if ended.reason is EndReason.REPLACED:
-            message = f"session {session_id[:64]!r} was {ended.reason.value}: this run has been replaced, stop it"
-            return ContractError(
-                Reason.STALE_INCARNATION,
-                message,
-                field="session_id",
-                metadata={"session_id": session_id[:64]},
-            )
-        return _not_found(session_id, f"was {ended.reason.value}")
+            why = f"was {ended.reason.value}: this run has been replaced, stop it"
+            return self._no_session(session_id, Reason.STALE_INCARNATION, why)
+        return self._no_session(session_id, Reason.SESSION_NOT_FOUND, f"was {ended.reason.value}: open it again")
 
     def accept_report(self, session_id: str, report: RoutingReport, *, now_seconds: float) -> ReportDecision:
         """Takes a checked report of an open session."""
         session = self.find(session_id, now_seconds=now_seconds)
         decision = session.accept(report, now_seconds=now_seconds)
+        for dropped in (decision.superseded, decision.outdated):
+            if dropped is not None and dropped in self.queue:
+                self.queue.discard(dropped)
         self._queue(session)
         return decision
 
-    def take_work(self) -> PlanningWork | None:
-        """The next report to plan, if any; sessions take turns, and each has one in work at a time."""
-        if not self._ready:
-            return None
-        session_id, _ = self._ready.popitem(last=False)
-        return self._sessions[session_id].take_work()
+    def take_work(self, *, now_seconds: float = 0.0) -> PlanningWork | None:
+        """The next work of the queue, if any; each session has one report in work at a time."""
+        work = self.queue.take(now_seconds=now_seconds)
+        if work is not None and work.purpose is Purpose.REPORT:
+            session = self._sessions[work.session_id]
+            if work is session.waiting:  # and not back from giving way
+                session.take_work()
+        return work
 
     def install(
         self, work: PlanningWork, solved: SolvedPlan, *, create_time_seconds: float
     ) -> PublishedPlan | EndReason:
-        """Puts the plan of `work` in force, or says why its session is gone."""
+        """Puts the plan of `work` in force, or says why its session is gone. A hurried one is improved afterwards."""
+        self.queue.discard(work)
         session = self._sessions.get(work.session_id)
         if session is None:
-            ended = self._ended.get(work.session_id)
-            return EndReason.EXPIRED if ended is None else ended.reason
+            return self._end_of(work.session_id)
         plan = self.publish(work, solved, create_time_seconds=create_time_seconds)
         session.keep_plan(plan, solved)
         session.finish_work()
+        improvement = session.improve(work, solved)
+        if improvement is not None:
+            self.queue.add(improvement)
         self._queue(session)
         return plan
 
-    def give_up(self, work: PlanningWork) -> None:
-        """Notes that `work` has no plan; the plan in force stays."""
+    def end_improvement(
+        self, work: PlanningWork, solved: SolvedPlan | None, *, create_time_seconds: float
+    ) -> PublishedPlan | None:
+        """Puts an improved plan in force where it is better and still of use; None where it is not."""
+        self.queue.discard(work)
         session = self._sessions.get(work.session_id)
-        if session is not None:
-            session.finish_work()
-            self._queue(session)
+        if session is None or not session.end_improvement(work, solved):
+            return None
+        assert solved is not None
+        plan = self.publish(work, solved, create_time_seconds=create_time_seconds)
+        session.keep_plan(plan, solved)
+        return plan
+
+    def give_up(self, work: PlanningWork) -> EndReason | None:
+        """Notes that `work` has no plan; the plan in force stays. Returns why its session is gone, if it is."""
+        self.queue.discard(work)
+        session = self._sessions.get(work.session_id)
+        if session is None:
+            return self._end_of(work.session_id)
+        session.finish_work()
+        self._queue(session)
+        return None
 
     def publish(self, work: PlanningWork, solved: SolvedPlan, *, create_time_seconds: float) -> PublishedPlan:
         """Gives a solved plan its identity; versions grow over all sessions of the process."""
@@ -232,23 +261,32 @@ class SessionBook:
             self._end(session, EndReason.EXPIRED)
         return silent
 
+    def _end_of(self, session_id: str) -> EndReason:
+        ended = self._ended.get(session_id)
+        return EndReason.EXPIRED if ended is None else ended.reason
+
+    def _no_session(self, session_id: str, reason: Reason, why: str) -> ContractError:
+        shown = session_id[:64]
+        return ContractError(
+            reason,
+            f"session {shown!r} {why} (planner epoch {self.planner_epoch})",
+            field="session_id",
+            metadata={"session_id": shown, "planner_epoch": self.planner_epoch},
+        )
+
     def _queue(self, session: Session) -> None:
-        if session.has_work:
-            self._ready.setdefault(session.session_id)
+        if session.has_work and session.waiting is not None and session.waiting not in self.queue:
+            self.queue.add(session.waiting)
 
     def _end(self, session: Session, reason: EndReason) -> None:
         del self._sessions[session.session_id]
         del self._by_group[session.spec.training_job, session.spec.group]
-        self._ready.pop(session.session_id, None)
+        for work in session.drop_work():
+            if work in self.queue:
+                self.queue.discard(work)
         self._ended[session.session_id] = _Ended(session.spec.training_job, reason)
         if len(self._ended) > MAX_ENDED_SESSIONS:
             self._ended.popitem(last=False)
-
-
-def _not_found(session_id: str, why: str) -> ContractError:
-    shown = session_id[:64]
-    message = f"session {shown!r} {why}: open it again"
-    return ContractError(Reason.SESSION_NOT_FOUND, message, field="session_id", metadata={"session_id": shown})
 
 
 def _check_same_content(spec: SessionSpec, opened: SessionSpec) -> None:

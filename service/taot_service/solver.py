@@ -1,80 +1,73 @@
-"""Plans one report: every layer, checked before anyone sees it. Runs in a solver thread."""
+"""Plans one layer of a report and joins the layers to a plan: checked before anyone sees it."""
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 from taot_api.published_plan import PublishedStats
 from taot_planning import LayerPlan, LayerProblem, PlanStats, Topology, check_plan, plan_layer
+from taot_planning.options import Effort
 from taot_planning.step_time import predict_static_seconds
-from taot_service.layer_account import LayerAccount, account_for
-from taot_service.planning_work import PlanningWork, SolvedPlan, SolverFailure
-
-logger = logging.getLogger(__name__)
-
-
-def solve(work: PlanningWork, *, has_quotas: bool, is_wanted: Callable[[], bool]) -> SolvedPlan | SolverFailure:
-    """Plans all layers of a report. The top of a solver thread: it returns a failure instead of raising.
-
-    Args:
-        work: the report.
-        has_quotas: whether the plan is to carry its token quotas.
-        is_wanted: asked before every layer; False gives the work up.
-    """
-    try:
-        return _solve(work, has_quotas=has_quotas, is_wanted=is_wanted)
-    except Exception as error:  # noqa: BLE001 - whatever an algorithm does, the plan in force stays
-        logger.exception(
-            "step %s micro-batch %s of session %s: planning failed",
-            work.report.step,
-            work.report.micro_batch,
-            work.session_id,
-        )
-        return SolverFailure(message=f"{type(error).__name__}: {error}")
+from taot_service.effort_choice import EffortSeconds
+from taot_service.layer_account import account_for
+from taot_service.planning_work import LayerSolution, PlanningWork, Purpose, SolvedPlan
 
 
-def _solve(work: PlanningWork, *, has_quotas: bool, is_wanted: Callable[[], bool]) -> SolvedPlan | SolverFailure:
-    plan_L: list[LayerPlan] = []
-    stats_L: list[PlanStats] = []
-    layer_stats_L: list[PublishedStats] = []
-    account_L: list[LayerAccount] = []
-    measured_topology = _measured_topology(work)
-    for index, layer in enumerate(work.layers):
-        if not is_wanted():
-            return SolverFailure(message="nobody waits for the plan any more", is_abandoned=True)
-        start = time.perf_counter()
-        problem = _problem_of(work, index)
-        plan = _plan_checked(problem, work)
-        timed = _timed(problem, work, index, measured_topology)
-        stats = plan.stats(timed)
-        gain_seconds = _predict_gain(timed, stats)
-        planning_seconds = time.perf_counter() - start
-        plan_L.append(plan)
-        stats_L.append(stats)
-        if not has_quotas:  # nobody asks about the plan of a caller that waits
-            account_L.append(account_for(plan, problem, stats))
-        layer_stats_L.append(
-            PublishedStats(
-                imbalance_before=stats.imbalance_before,
-                imbalance_after=stats.imbalance_after,
-                weighted_cost=stats.weighted_cost,
-                transfer_size_bytes=(stats.intra_guests + stats.inter_guests) * layer.expert_size_bytes,
-                planning_seconds=planning_seconds,
-                predicted_gain_seconds=gain_seconds,
-            )
-        )
+def solve_layer(
+    work: PlanningWork, index: int, *, effort: Effort, measured_topology: Topology
+) -> LayerSolution:
+    """Plans one layer of a report; `measured_topology` is that of `measured_topology_of`."""
+    layer, has_quotas = work.layers[index], work.purpose is Purpose.CALLER
+    start = time.perf_counter()
+    problem = _problem_of(work, index)
+    plan = _plan_checked(problem, work, effort)
+    timed = _timed(problem, work, index, measured_topology)
+    stats = plan.stats(timed)
+    gain_seconds = _predict_gain(timed, stats)
+    planning_seconds = time.perf_counter() - start
+    return LayerSolution(
+        guests_RK=plan.guests_RK,
+        quota_SRK=plan.quota_SRK if has_quotas else None,
+        stats=PublishedStats(
+            imbalance_before=stats.imbalance_before,
+            imbalance_after=stats.imbalance_after,
+            weighted_cost=stats.weighted_cost,
+            transfer_size_bytes=(stats.intra_guests + stats.inter_guests) * layer.expert_size_bytes,
+            planning_seconds=planning_seconds,
+            predicted_gain_seconds=gain_seconds,
+        ),
+        gates=plan.explanation.gates,
+        intra_guests=stats.intra_guests,
+        inter_guests=stats.inter_guests,
+        effort=effort,
+        account=None if has_quotas else account_for(plan, problem, stats),  # nobody asks about the plan of a caller
+    )
+
+
+def measured_topology_of(work: PlanningWork) -> Topology:
+    """The session's topology with the bandwidths that the ranks have measured, if any."""
+    measured = work.report.measured_rates
+    return work.spec.topology if measured is None else measured.topology(work.spec.topology)
+
+
+def join_layers(
+    layers: Sequence[LayerSolution], *, layer_seconds: EffortSeconds = EffortSeconds(), num_improved: int = 0
+) -> SolvedPlan:
+    """The plan of all layers."""
     return SolvedPlan(
-        guests_L=tuple(plan.guests_RK for plan in plan_L),
-        quota_L=tuple(plan.quota_SRK for plan in plan_L) if has_quotas else (),
-        stats=_sum_stats(layer_stats_L),
-        layer_stats_L=tuple(layer_stats_L),
-        gates_L=tuple(plan.explanation.gates for plan in plan_L),
-        intra_guests=sum(stats.intra_guests for stats in stats_L),
-        inter_guests=sum(stats.inter_guests for stats in stats_L),
-        account_L=tuple(account_L),
+        guests_L=tuple(layer.guests_RK for layer in layers),
+        quota_L=tuple(layer.quota_SRK for layer in layers if layer.quota_SRK is not None),
+        stats=_sum_stats([layer.stats for layer in layers]),
+        layer_stats_L=tuple(layer.stats for layer in layers),
+        gates_L=tuple(layer.gates for layer in layers),
+        intra_guests=sum(layer.intra_guests for layer in layers),
+        inter_guests=sum(layer.inter_guests for layer in layers),
+        account_L=tuple(layer.account for layer in layers if layer.account is not None),
+        solution_L=tuple(layers),
+        layer_seconds=layer_seconds,
+        num_improved=num_improved,
     )
 
 
@@ -89,16 +82,10 @@ def _problem_of(work: PlanningWork, index: int) -> LayerProblem:
     )
 
 
-def _plan_checked(problem: LayerProblem, work: PlanningWork) -> LayerPlan:
-    plan = plan_layer(problem, algorithm=work.spec.algorithm, options=work.spec.options)
+def _plan_checked(problem: LayerProblem, work: PlanningWork, effort: Effort) -> LayerPlan:
+    plan = plan_layer(problem, algorithm=work.spec.algorithm, options=replace(work.spec.options, effort=effort))
     check_plan(plan, problem)
     return plan
-
-
-def _measured_topology(work: PlanningWork) -> Topology:
-    """The session's topology with the bandwidths that the ranks have measured, if any."""
-    measured = work.report.measured_rates
-    return work.spec.topology if measured is None else measured.topology(work.spec.topology)
 
 
 def _timed(problem: LayerProblem, work: PlanningWork, index: int, measured_topology: Topology) -> LayerProblem:

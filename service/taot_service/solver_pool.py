@@ -1,42 +1,30 @@
-"""The solver threads and what they do next: first whoever waits for an answer, then the sessions in turn.
+"""The solver threads: each takes the next piece of work, and brings it back when it is done or gives way.
 
-Lives on the event loop. Work is handed to a thread only when one is free, so nothing queues where it cannot
-be dropped any more.
+Lives on the event loop. What is next is the work queue's decision; work is handed to a thread only when one is free,
+so nothing queues where it cannot be dropped any more.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import threading
 import time
-from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
+from typing import NamedTuple
 
 from taot_planning import warm_up
-from taot_service.planning_work import FinishedWork, PlanningWork
-from taot_service.solver import solve
+from taot_service.planning_work import FinishedWork, PlanningWork, Purpose, SolvedPlan, SolverFailure
+from taot_service.solving import advance
+from taot_service.work_queue import Pressure, WorkQueue
 
 
-class _Job:
-    """One piece of work on its way through a thread."""
+class _Slice(NamedTuple):
+    """What a thread brings back."""
 
-    def __init__(self, work: PlanningWork, *, answer: asyncio.Future[FinishedWork] | None) -> None:
-        self.work = work
-        self.answer = answer
-        """Set for a caller that waits; None for the plan of a session."""
-        self.stop = threading.Event()
-        """Set when nobody wants the plan any more."""
-
-    def run(self) -> FinishedWork:
-        """Runs in a solver thread."""
-        started_seconds = time.monotonic()
-        result = solve(self.work, has_quotas=self.answer is not None, is_wanted=lambda: not self.stop.is_set())
-        return FinishedWork(
-            work=self.work, result=result, started_seconds=started_seconds, solved_seconds=time.monotonic()
-        )
+    result: SolvedPlan | SolverFailure | None
+    seconds: float
+    end_seconds: float
 
 
 class SolverPool:
@@ -46,29 +34,33 @@ class SolverPool:
         self,
         *,
         num_threads: int,
-        take_work: Callable[[], PlanningWork | None],
+        queue: WorkQueue,
+        take_work: Callable[..., PlanningWork | None],
         on_done: Callable[[FinishedWork], None],
     ) -> None:
         """Starts no thread yet.
 
         Args:
             num_threads: how many plans are made at a time.
-            take_work: called on the loop when a thread is free; the next report of a session, if any.
-            on_done: called on the loop with what became of work from `take_work`.
+            queue: where work waits, and where it goes back when it gives way.
+            take_work: called on the loop with `now_seconds` when a thread is free; the next work of the queue, if any.
+            on_done: called on the loop with what became of work that nobody waits for.
         """
         self._executor = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="taot-solver")
         self._num_free = num_threads
+        self._queue = queue
         self._take_work = take_work
         self._on_done = on_done
-        self._urgent: deque[_Job] = deque()
-        self._running: dict[_Job, asyncio.Future[FinishedWork]] = {}
+        self._answers: dict[PlanningWork, asyncio.Future[FinishedWork]] = {}
+        self._running: dict[PlanningWork, asyncio.Future[_Slice]] = {}
+        self._pressure = Pressure()
         self._is_closed = False
         self._warm_up: Future[None] | None = None
 
     @property
-    def num_jobs(self) -> int:
-        """Work of callers that wait for a thread, and all work that is in one."""
-        return len(self._urgent) + len(self._running)
+    def num_running(self) -> int:
+        """Reports and calls that a thread is planning."""
+        return sum(work.purpose is not Purpose.IMPROVEMENT for work in self._running)
 
     async def warm_up(self) -> None:
         """Compiles the kernels in a solver thread."""
@@ -76,28 +68,29 @@ class SolverPool:
         await asyncio.wrap_future(self._warm_up)
 
     def wake(self) -> None:
-        """Gives free threads something to do."""
+        """Gives free threads something to do, and lets busy ones know what waits."""
         while self._num_free and not self._is_closed:
-            job = self._next_job()
-            if job is None:
-                return
+            work = self._take_work(now_seconds=time.monotonic())
+            if work is None:
+                break
             self._num_free -= 1
-            future = asyncio.get_running_loop().run_in_executor(self._executor, job.run)
-            self._running[job] = future
-            future.add_done_callback(partial(self._finish, job))
+            future = asyncio.get_running_loop().run_in_executor(self._executor, self._run_slice, work)
+            self._running[work] = future
+            future.add_done_callback(partial(self._finish_slice, work))
+        self._pressure = self._queue.pressure()
 
     async def solve_now(self, work: PlanningWork) -> FinishedWork:
-        """Plans ahead of all sessions. A cancelled caller costs at most the layer that is being planned."""
-        job = _Job(work, answer=asyncio.get_running_loop().create_future())
-        assert job.answer is not None
-        self._urgent.append(job)
+        """Plans for a caller that waits. One that is cancelled costs at most the layer that is being planned."""
+        answer = self._answers[work] = asyncio.get_running_loop().create_future()
+        self._queue.add(work)
         self.wake()
         try:
-            return await job.answer
+            return await answer
         finally:
-            job.stop.set()
-            with contextlib.suppress(ValueError):  # it has left the queue when a thread has it
-                self._urgent.remove(job)
+            del self._answers[work]
+            work.progress.is_dropped = True
+            if work in self._queue:  # no thread has it
+                self._queue.discard(work)
 
     async def close(self, *, timeout_seconds: float) -> bool:
         """Takes no more work and gives up what is being planned at the next layer.
@@ -106,26 +99,44 @@ class SolverPool:
             Whether all threads became idle in time. Compiling cannot be interrupted.
         """
         self._is_closed = True
-        for job in self._running:
-            job.stop.set()
-        busy: set[asyncio.Future[FinishedWork]] = set()
+        for work in self._running:
+            work.progress.is_dropped = True
+        busy: set[asyncio.Future[_Slice]] = set()
         if self._running:
             _, busy = await asyncio.wait(set(self._running.values()), timeout=timeout_seconds)
         self._executor.shutdown(wait=False, cancel_futures=True)
         return not busy and (self._warm_up is None or not self._warm_up.running())
 
-    def _next_job(self) -> _Job | None:
-        if self._urgent:
-            return self._urgent.popleft()
-        work = self._take_work()
-        return None if work is None else _Job(work, answer=None)
+    def _run_slice(self, work: PlanningWork) -> _Slice:
+        """Runs in a solver thread."""
+        start_seconds = time.monotonic()
+        result = advance(work, pressure=lambda: self._pressure)
+        end_seconds = time.monotonic()
+        return _Slice(result, end_seconds - start_seconds, end_seconds)
 
-    def _finish(self, job: _Job, done: asyncio.Future[FinishedWork]) -> None:
-        finished = done.result()
+    def _finish_slice(self, work: PlanningWork, done: asyncio.Future[_Slice]) -> None:
+        sliced = done.result()
         self._num_free += 1
-        del self._running[job]
-        if job.answer is None:
-            self._on_done(finished)
-        elif not job.answer.done():
-            job.answer.set_result(finished)
+        del self._running[work]
+        self._queue.charge(work, sliced.seconds)
+        if sliced.result is None and not work.progress.is_dropped:
+            self._queue.add(work)
+        else:
+            self._queue.discard(work)
+            self._hand_out(work, sliced)
         self.wake()
+
+    def _hand_out(self, work: PlanningWork, sliced: _Slice) -> None:
+        started_seconds = work.progress.started_seconds
+        assert started_seconds is not None, "the thread has noted it"
+        finished = FinishedWork(
+            work=work,
+            result=sliced.result or SolverFailure(message="nobody waits for the plan any more", is_abandoned=True),
+            started_seconds=started_seconds,
+            solved_seconds=sliced.end_seconds,
+        )
+        answer = self._answers.get(work)
+        if work.purpose is not Purpose.CALLER:
+            self._on_done(finished)
+        elif answer is not None and not answer.done():
+            answer.set_result(finished)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from routing_samples import make_spec
 
+from taot_api.codec import encode_session_spec
 from taot_api import ContractError, Reason
 from taot_service.config import ServiceConfig
 from taot_service.limits import check_limits
@@ -60,10 +61,10 @@ def test_two_servers_cannot_have_one_port():
     ],
 )
 def test_a_session_beyond_a_limit_is_refused_with_the_flag_that_raises_it(limits, field, flag):
-    spec = make_spec(experts_L=(8, 9))
-    check_limits(spec, ServiceConfig(max_ranks=4, max_slots=2, max_layers=2, max_experts=9, max_plan_entries=64))
+    request = encode_session_spec(make_spec(experts_L=(8, 9)))
+    check_limits(request, ServiceConfig(max_ranks=4, max_slots=2, max_layers=2, max_experts=9, max_plan_entries=64))
     with pytest.raises(ContractError, match=flag) as caught:
-        check_limits(spec, dataclasses.replace(ServiceConfig(), **limits))
+        check_limits(request, dataclasses.replace(ServiceConfig(), **limits))
     assert caught.value.reason is Reason.LIMIT_EXCEEDED
     assert caught.value.field == field
 

@@ -15,7 +15,8 @@ from taot_planning import LayerProblem, plan_layer
 from taot_planning.explanation import Gate
 from taot_planning.layer_problem import LayerRates
 from taot_service.planning_work import PlanningWork, SolvedPlan
-from taot_service.solver import solve
+from taot_service.solving import advance
+from taot_service.work_queue import Pressure
 
 
 def with_rates(spec, *, layers: int):
@@ -33,7 +34,7 @@ def with_rates(spec, *, layers: int):
 
 def solved(spec, report, **fields) -> SolvedPlan:
     work = PlanningWork(session_id="s", spec=spec, layers=spec.layers, report=report, arrival_seconds=0.0, **fields)
-    result = solve(work, has_quotas=False, is_wanted=lambda: True)
+    result = advance(work, pressure=Pressure)
     assert isinstance(result, SolvedPlan)
     return result
 

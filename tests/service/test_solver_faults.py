@@ -19,6 +19,7 @@ import taot_service.solver
 from taot_api.codec import encode_report
 from taot_api.v1 import planner_pb2 as pb
 from taot_planning import LayerPlan, plan_layer
+from taot_service.planning_work import Purpose
 
 
 class Gate:
@@ -58,6 +59,11 @@ def num_plans(planner, outcome: str) -> float:
     return planner.planner.metrics.registry.get_sample_value("taot_plans_total", {"outcome": outcome}) or 0.0
 
 
+def num_calls(planner) -> int:
+    """PlanNow calls that wait for the solver."""
+    return planner.planner._book.queue.num_waiting(Purpose.CALLER)
+
+
 def occupy(client, gate) -> None:
     """Gives the solver thread something that lasts until the gate opens."""
     spec = make_spec(experts_L=(5,))
@@ -87,7 +93,7 @@ def test_plan_now_fails_at_its_deadline_and_is_not_computed_afterwards(planner, 
         client.stub.PlanNow(request, timeout=0.2)
     assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
     eventually(planner, lambda: num_plans(planner, "abandoned") == before + 1)
-    assert not planner.planner._pool._urgent, "it holds memory for a caller that is gone"
+    assert not num_calls(planner), "it holds memory for a caller that is gone"
     gate.opened.set()
     eventually(planner, lambda: not planner.planner._pool._running)
     assert 6 not in gate.experts
@@ -116,7 +122,7 @@ def test_whoever_waits_is_planned_before_the_sessions(planner, client, gate):
     session_id = client.open(spec)
     request = pb.PlanNowRequest(report=encode_report(session_id, make_report(spec, step=1)))
     call = client.stub.PlanNow.future(request, timeout=CALL_SECONDS)
-    eventually(planner, lambda: bool(planner.planner._pool._urgent))
+    eventually(planner, lambda: num_calls(planner) > 0)
     gate.opened.set()
     call.result(timeout=CALL_SECONDS)
     eventually(planner, lambda: not planner.planner._pool._running)
@@ -137,7 +143,7 @@ def test_what_waits_and_what_is_planned_is_the_queue(planner, client, gate):
     assert queued() == 2  # a session has one report waiting at most
     request = pb.PlanNowRequest(report=encode_report(session_id, make_report(spec, step=1)))
     call = client.stub.PlanNow.future(request, timeout=CALL_SECONDS)
-    eventually(planner, lambda: bool(planner.planner._pool._urgent))
+    eventually(planner, lambda: num_calls(planner) > 0)
     assert queued() == 3
     gate.opened.set()
     call.result(timeout=CALL_SECONDS)

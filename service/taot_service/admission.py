@@ -1,0 +1,91 @@
+"""What this planner has room for: sessions, calls and watches at a time. Pure.
+
+Where waiting helps, the refusal says for how long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from taot_api.contract_error import ContractError, Reason
+from taot_api.session_spec import SessionSpec
+
+KEPT_PLANS = 4
+"""Plans that GetPlan can still return per session."""
+
+SESSION_RETRY_SECONDS = 10.0
+"""When to look whether another session has ended."""
+
+CALL_RETRY_SECONDS = 0.5
+"""When to look whether calls have been answered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SessionLimits:
+    """How many sessions there may be, and how large together."""
+
+    max_sessions: int = 256
+    """Sessions at a time."""
+
+    max_sessions_per_job: int = 128
+    """Sessions of one training job at a time."""
+
+    max_held_bytes: int = 2**31
+    """What all sessions may keep at a time, by `held_bytes`."""
+
+
+def held_bytes(spec: SessionSpec) -> int:
+    """Memory that a session may need, from the sizes it declares.
+
+    The counts of two reports (one waits, one is planned), recent tokens, the plans that are kept, and the account of the newest; all
+    in int64. Not counted: what is the same for small and large sessions, some 100 KiB of history.
+    """
+    num_ranks, num_slots = spec.topology.num_ranks, spec.topology.max_slots
+    num_experts = sum(layer.num_experts for layer in spec.layers)
+    counts = 2 * num_ranks * num_experts
+    recent = spec.effective_recent_reports * num_experts
+    plans = (KEPT_PLANS + 3) * len(spec.layers) * num_ranks * max(num_slots, 1)
+    topology = num_ranks * (num_ranks if spec.topology.cost_matrix_milli is not None else len(spec.topology.levels))
+    return 8 * (counts + recent + plans + num_experts + topology)
+
+
+def check_room(spec: SessionSpec, others: Sequence[SessionSpec], limits: SessionLimits) -> None:
+    """Checks that one more session fits beside the others.
+
+    Raises:
+        ContractError: LIMIT_EXCEEDED, with the flag that raises the limit; with advice to retry where sessions that
+            end make room.
+    """
+    of_job = sum(other.training_job == spec.training_job for other in others)
+    wanted_bytes = held_bytes(spec)
+    total_bytes = wanted_bytes + sum(map(held_bytes, others))
+    for got, limit, flag, what in (
+        (len(others) + 1, limits.max_sessions, "--max-sessions", "sessions"),
+        (of_job + 1, limits.max_sessions_per_job, "--max-sessions-per-job", "sessions of one training job"),
+        (total_bytes, limits.max_held_bytes, "--max-held-bytes", "bytes of counts and plans over all sessions"),
+    ):
+        if got > limit:
+            raise ContractError(
+                Reason.LIMIT_EXCEEDED,
+                f"this planner holds at most {limit} {what}, this would be {got}: start it with a larger {flag}, start"
+                " another planner, or wait for sessions to end",
+                metadata={"limit": str(limit), "got": str(got), "flag": flag},
+                retry_seconds=None if wanted_bytes > limits.max_held_bytes else SESSION_RETRY_SECONDS,
+            )
+
+
+def check_calls(got: int, limit: int, *, flag: str, what: str) -> None:
+    """Checks that one more call, the `got`th, may go on.
+
+    Raises:
+        ContractError: OVERLOADED, with advice to retry.
+    """
+    if got > limit:
+        raise ContractError(
+            Reason.OVERLOADED,
+            f"this planner has at most {limit} {what} at a time: go on without and try again later, or start it with a"
+            f" larger {flag}",
+            metadata={"limit": str(limit), "flag": flag},
+            retry_seconds=CALL_RETRY_SECONDS,
+        )

@@ -1,0 +1,51 @@
+"""How hard to search for the next layer of a plan that should be published soon. Pure; time is an argument."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from taot_planning.options import Effort
+
+
+@dataclass(frozen=True, kw_only=True)
+class EffortSeconds:
+    """What planning one layer took at most in the newest plan of a session, by effort; 0: not known yet."""
+
+    fast: float = 0.0
+    """With the effort `fast`."""
+
+    balanced: float = 0.0
+    """With the effort `balanced`."""
+
+    def with_layer(self, effort: Effort, seconds: float) -> EffortSeconds:
+        """The same after one more layer."""
+        if effort == "fast":
+            return EffortSeconds(fast=max(self.fast, seconds), balanced=self.balanced)
+        return EffortSeconds(fast=self.fast, balanced=max(self.balanced, seconds))
+
+    def or_else(self, before: EffortSeconds) -> EffortSeconds:
+        """These, and those from before where nothing is known."""
+        return EffortSeconds(fast=self.fast or before.fast, balanced=self.balanced or before.balanced)
+
+
+def choose_effort(
+    asked: Effort,
+    *,
+    spare_seconds: float | None,
+    layers_left: int,
+    is_contended: bool,
+    layer_seconds: EffortSeconds,
+) -> Effort:
+    """The effort for the next layer: as asked for, or `fast` where that would be too late or others wait.
+
+    Args:
+        asked: the effort of the session.
+        spare_seconds: time until the plan should be published, below 0 when it is late; None: whenever it is ready.
+        layers_left: layers without a plan, the next one included.
+        is_contended: whether reports of others wait for the solver.
+        layer_seconds: what a layer takes.
+    """
+    if asked != "balanced" or spare_seconds is None:
+        return asked
+    needed_seconds = layer_seconds.balanced + (layers_left - 1) * layer_seconds.fast
+    return "fast" if is_contended or needed_seconds > spare_seconds else "balanced"
