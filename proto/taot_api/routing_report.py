@@ -37,10 +37,12 @@ AGENT_ERROR_REASONS = frozenset(
         "plan_refused",
         "report_dropped",
         "report_refused",
+        "two_planners",
     }
 )
 """Reasons of agent errors that the planner shows by name: calls to the planner that failed, plans that the agent
-refused, reports that gave way to newer ones, reports that the planner refused. All others are shown as `other`."""
+refused, reports that gave way to newer ones, reports that the planner refused, answers of another planner at the same
+address. All others are shown as `other`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -10,6 +10,7 @@ from grpc_reflection.v1alpha import reflection
 
 from taot_api.v1 import planner_pb2
 from taot_api.v1.planner_pb2_grpc import add_PlannerServiceServicer_to_server
+from taot_service.call_guard import CallGuard
 from taot_service.config import ServiceConfig
 from taot_service.grpc_gate import CallerJobs, GrpcGate
 from taot_service.listener import PortUnavailableError, join_address, listen
@@ -17,8 +18,12 @@ from taot_service.locks import Locks
 from taot_service.planner import Planner
 from taot_service.servicer import PlannerServicer
 
-SERVICE_NAME = planner_pb2.DESCRIPTOR.services_by_name["PlannerService"].full_name
+_SERVICE = planner_pb2.DESCRIPTOR.services_by_name["PlannerService"]
+SERVICE_NAME = _SERVICE.full_name
 HEALTH_NAMES = ("", SERVICE_NAME)
+
+ROOM_FOR_HEALTH = 128
+"""Calls that the server takes beyond all that the planner API may have: health checks, reflection, refusals."""
 
 
 class GrpcFront:
@@ -31,9 +36,13 @@ class GrpcFront:
         interceptors: list[grpc.aio.ServerInterceptor] = [gate] if locks.access.needs_token else []
         if planner.traces is not None:
             interceptors.append(planner.traces.interceptor())
-        self._server = grpc.aio.server(interceptors=interceptors, options=_channel_options(config))
-        servicer = PlannerServicer(planner, CallerJobs(locks.access))
-        add_PlannerServiceServicer_to_server(servicer, self._server)
+        self._server = grpc.aio.server(
+            interceptors=interceptors,
+            options=_channel_options(config),
+            maximum_concurrent_rpcs=_max_concurrent_rpcs(config),
+        )
+        guard = CallGuard(self._server, _SERVICE, max_calls=config.max_calls, metrics=planner.metrics)
+        add_PlannerServiceServicer_to_server(PlannerServicer(planner, CallerJobs(locks.access)), guard)
         add_HealthServicer_to_server(self._health, self._server)
         reflection.enable_server_reflection(
             (SERVICE_NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server
@@ -77,6 +86,11 @@ class GrpcFront:
     async def _set_health(self, status: int) -> None:
         for name in HEALTH_NAMES:
             await self._health.set(name, status)
+
+
+def _max_concurrent_rpcs(config: ServiceConfig) -> int:
+    """A last line only: the limits of calls and watches are reached before, and refuse with a reason."""
+    return config.max_calls + config.max_sessions * config.max_watches + ROOM_FOR_HEALTH
 
 
 def _channel_options(config: ServiceConfig) -> list[tuple[str, int]]:

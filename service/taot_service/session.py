@@ -160,9 +160,7 @@ class Session:
         self._newest_source = source
         superseded = self._waiting
         self._waiting = self._work_for(report, recent_L, now_seconds)
-        return ReportDecision(
-            outcome=ReportOutcome.PLANNED, superseded=superseded, outdated=self._forget_improvement()
-        )
+        return ReportDecision(outcome=ReportOutcome.PLANNED, superseded=superseded, outdated=self._forget_improvement())
 
     def take_work(self) -> PlanningWork:
         """Notes that the waiting report is being planned; `finish_work` must follow before the next."""

@@ -15,9 +15,7 @@ from taot_service.layer_account import account_for
 from taot_service.planning_work import LayerSolution, PlanningWork, Purpose, SolvedPlan
 
 
-def solve_layer(
-    work: PlanningWork, index: int, *, effort: Effort, measured_topology: Topology
-) -> LayerSolution:
+def solve_layer(work: PlanningWork, index: int, *, effort: Effort, measured_topology: Topology) -> LayerSolution:
     """Plans one layer of a report; `measured_topology` is that of `measured_topology_of`."""
     layer, has_quotas = work.layers[index], work.purpose is Purpose.CALLER
     start = time.perf_counter()

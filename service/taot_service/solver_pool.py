@@ -81,7 +81,8 @@ class SolverPool:
 
     async def solve_now(self, work: PlanningWork) -> FinishedWork:
         """Plans for a caller that waits. One that is cancelled costs at most the layer that is being planned."""
-        answer = self._answers[work] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[FinishedWork] = asyncio.get_running_loop().create_future()
+        self._answers[work] = answer
         self._queue.add(work)
         self.wake()
         try:

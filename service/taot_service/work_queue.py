@@ -12,8 +12,8 @@ from taot_service.fair_share import FairShare
 from taot_service.planning_work import PlanningWork, Purpose
 
 CALLER_CREDIT_SECONDS = 0.25
-"""Solver time by which a caller's job, its session, and its calls beside the session's reports may be ahead of others and
-still go first: some layers of the largest groups."""
+"""Solver time by which a caller's job, its session, and its calls beside the session's reports may be ahead of others
+and still go first: some layers of the largest groups."""
 
 SLICE_SECONDS = 0.01
 """Solver time after which work gives way to other work of its kind, at the next layer."""

@@ -79,7 +79,7 @@ class HandFedLink(PlannerLink):
     """A link without a network: plans are handed to it, and go the way of plans that arrive."""
 
     def start(self, *, wait) -> str | None:
-        self._is_connected = True
+        self._state.is_connected = True
         return None
 
     def report(self, report) -> None:
@@ -88,6 +88,7 @@ class HandFedLink(PlannerLink):
     def receive(self, *messages: pb.Plan) -> None:
         responses = [pb.WatchPlansResponse(plan=message) for message in messages]
         self._stub = SimpleNamespace(WatchPlans=lambda request: iter(responses))
+        self._session = pb.Session(session_id="s", planner_epoch=messages[0].identity.planner_epoch)
         self._follow()
 
 

@@ -90,7 +90,7 @@ def test_a_refused_plan_leaves_the_last_one_in_force(planner):
             guests_L=(guests_RK,),
         )
         with pytest.raises(ValueError, match="rank"):
-            link._decode(codec.encode_plan(bad), link._spec.layers)
+            link._decode(codec.encode_plan(bad), link._spec.layers, link._session)
     assert link.plan is good
     link.close()
 

@@ -126,7 +126,7 @@ def test_whoever_waits_is_planned_before_the_sessions(planner, client, gate):
     gate.opened.set()
     call.result(timeout=CALL_SECONDS)
     eventually(planner, lambda: not planner.planner._pool._running)
-    assert gate.experts == [5, 6, 9, 10, 11]
+    assert gate.experts[:5] == [5, 6, 9, 10, 11]  # and then, without haste, once more for better plans
 
 
 def test_what_waits_and_what_is_planned_is_the_queue(planner, client, gate):

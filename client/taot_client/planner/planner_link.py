@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import threading
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -19,8 +20,11 @@ from taot_api.v1 import planner_pb2 as pb
 from taot_api.v1 import planner_pb2_grpc
 from taot_client.environment import planner_access, proxy_variables
 from taot_client.fork_guard import guard
+from taot_client.planner.link_state import LinkState, describe
 from taot_client.planner.planner_channel import PlannerChannel
+from taot_client.planner.refusal_details import RefusalDetails, details_of
 from taot_client.planner.report_queue import ReportQueue
+from taot_client.planner.retry_pause import RETRY_SECONDS, pause_seconds
 from taot_client.planner.step_record import check_identity
 from taot_client.planner.unsent_telemetry import UnsentTelemetry
 from taot_client.planner_access import PlannerAccess
@@ -29,7 +33,6 @@ from taot_planning.layer_plan import check_guests
 logger = logging.getLogger(__name__)
 
 _CALL_SECONDS = 2.0
-_RETRY_SECONDS = 0.2
 _MAX_WAITING_REPORTS = 4
 
 _REFUSALS = (grpc.StatusCode.INVALID_ARGUMENT, grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.UNIMPLEMENTED)
@@ -51,18 +54,17 @@ class PlannerLink:
         self._closing = threading.Event()
         self._first_answer = threading.Event()
         self._refusal: str | None = None
-        self._is_connected = False
-        self._session_id: str | None = None
+        self._session: pb.Session | None = None
         self._plan: PublishedPlan | None = None
         self._watch: grpc.Call | None = None
         self._channel: PlannerChannel | None = None
         self._reports = ReportQueue(capacity=_MAX_WAITING_REPORTS)
         self._unsent = UnsentTelemetry()
+        self._state = LinkState(address, self._unsent)
         self._threads: list[threading.Thread] = []
         self._unanswered_step: int | None = None
         self.is_paused = False
         self.num_reconnects = 0
-        self.num_rejected_plans = 0
 
     # What the training thread asks. None of it waits for the network, except `plan_now`.
 
@@ -98,7 +100,12 @@ class PlannerLink:
     @property
     def is_connected(self) -> bool:
         """Whether the planner answered the last call."""
-        return self._is_connected
+        return self._state.is_connected
+
+    @property
+    def num_rejected_plans(self) -> int:
+        """Plans that were not accepted."""
+        return self._state.num_rejected_plans
 
     @property
     def plan(self) -> PublishedPlan | None:
@@ -124,17 +131,18 @@ class PlannerLink:
         A planner that is away, or has missed a deadline in this step, is not asked: a step waits for one at most.
         """
         self._check_process()
-        if not (self._is_connected and self._session_id) or self._unanswered_step == report.step:
+        session = self._session
+        if session is None or not self.is_connected or self._unanswered_step == report.step:
             return None
-        request = pb.PlanNowRequest(report=codec.encode_report(self._session_id, report), layer_indices=[layer])
+        request = pb.PlanNowRequest(report=codec.encode_report(session.session_id, report), layer_indices=[layer])
         try:
             response = self._stub.PlanNow(request, timeout=deadline.total_seconds())
-            return self._decode(response.plan, [self._spec.layers[layer]])
+            return self._decode(response.plan, [self._spec.layers[layer]], session)
         except grpc.RpcError as error:
             self._unanswered_step = report.step
-            self._note_failure("PlanNow", error)
+            self._note_failed("PlanNow", error)
         except ValueError as error:
-            self._note_rejected(error)
+            self._state.note_rejected(error)
         return None
 
     def close(self, *, says_goodbye: bool = True) -> None:
@@ -144,11 +152,11 @@ class PlannerLink:
         self._closing.set()
         self._reports.close()
         self._end_watch()
-        if says_goodbye and self._session_id is not None and self._is_connected:
+        if says_goodbye and self._session is not None and self.is_connected:
             try:
-                self._stub.CloseSession(pb.CloseSessionRequest(session_id=self._session_id), timeout=1.0)
+                self._stub.CloseSession(pb.CloseSessionRequest(session_id=self._session.session_id), timeout=1.0)
             except grpc.RpcError as error:
-                logger.info("no goodbye to the planner at %s: %s", self._address, _describe(error))
+                logger.info("no goodbye to the planner at %s: %s", self._address, describe(error))
         self._channel.close()  # ends calls in flight, and with them the threads
         for thread in self._threads:
             thread.join(timeout=_CALL_SECONDS)
@@ -168,7 +176,7 @@ class PlannerLink:
             if not self._closing.is_set():
                 logger.exception("the link to the planner has broken; training goes on without it")
         finally:
-            self._is_connected = False
+            self._state.is_connected = False
 
     def _keep_session(self) -> None:
         while not self._closing.is_set():
@@ -179,8 +187,9 @@ class PlannerLink:
                 self._follow()
             except grpc.RpcError as error:
                 if not self._closing.is_set():
-                    self._note_failure("connection", error)
-            self._closing.wait(_RETRY_SECONDS)
+                    self._pause(self._note_failed("connection", error))
+                    continue
+            self._closing.wait(RETRY_SECONDS)
 
     def _open(self) -> None:
         """Opens the session; a planner that refuses the job is not asked again."""
@@ -194,38 +203,41 @@ class PlannerLink:
                 channel.note_failure(error)
                 raise
             self._refusal = error.details()
-            self._is_connected = False
+            self._state.is_connected = False
             self._reports.close()
             if self._first_answer.is_set():
                 logger.error("the planner refuses this job, training goes on without it: %s", self._refusal)
             self._first_answer.set()
             return
-        self._session_id = response.session.session_id
-        self._note_success()
+        self._session = session = response.session
+        self._state.note_success()
+        self._state.note_epoch(session.planner_epoch)
         logger.info(
             "session %s open at planner %s (release %s, epoch %s)",
-            self._session_id,
+            session.session_id,
             self._address,
-            response.session.planner_release,
-            response.session.planner_epoch,
+            session.planner_release,
+            session.planner_epoch,
         )
         if self._first_answer.is_set():
             self.num_reconnects += 1
         self._first_answer.set()
 
     def _follow(self) -> None:
-        call = self._stub.WatchPlans(pb.WatchPlansRequest(session_id=self._session_id))
+        session = self._session
+        assert session is not None, "it has just been opened"
+        call = self._stub.WatchPlans(pb.WatchPlansRequest(session_id=session.session_id))
         with self._lock:
             self._watch = call
         for response in call:
             if self._closing.is_set():
                 return
             try:
-                self._plan = self._decode(response.plan, self._spec.layers)
+                self._plan = self._decode(response.plan, self._spec.layers, session)
             except ValueError as error:
-                self._note_rejected(error)
+                self._state.note_rejected(error)
 
-    def _decode(self, message: pb.Plan, layers: Sequence[LayerSpec]) -> PublishedPlan:
+    def _decode(self, message: pb.Plan, layers: Sequence[LayerSpec], session: pb.Session) -> PublishedPlan:
         """Reads a plan and checks it as a whole, before any of it is used.
 
         Raises:
@@ -238,33 +250,47 @@ class PlannerLink:
             raise ValueError(f"the plan has {len(plan.guests_L)} layers, expected {len(layers)}")
         for layer, guests_RK in zip(layers, plan.guests_L, strict=True):
             check_guests(guests_RK, home_E=layer.home_E, slots_R=topology.slots_R)
+        if plan.identity.planner_epoch != session.planner_epoch:
+            self._state.note_epoch(plan.identity.planner_epoch)
+            raise ValueError(
+                f"the plan is of planner epoch {plan.identity.planner_epoch[:64]!r}, the session of"
+                f" {session.planner_epoch!r}"
+            )
         return plan
 
     # The report thread.
 
     def _send_reports(self) -> None:
         while (report := self._reports.get()) is not None:
-            if self._session_id is None:
+            session = self._session
+            if session is None:
                 self._unsent.add_lost(report)
                 continue
             report = self._unsent.ride_on(report)  # noqa: PLW2901 - whatever becomes of it becomes of the whole
             try:
-                request = codec.encode_report(self._session_id, report)
+                request = codec.encode_report(session.session_id, report)
                 response = self._stub.ReportRouting(request, timeout=_CALL_SECONDS)
             except grpc.RpcError as error:
                 if self._closing.is_set():
                     return
-                if error.code() in _REFUSALS:
-                    logger.warning("the planner refuses a report: %s", error.details())
-                    self._unsent.add_error("report_refused")
-                    continue
-                self._unsent.add_lost(report)
-                self._note_failure("ReportRouting", error)
-                if error.code() in _REOPENING:
-                    self._end_watch()
+                self._handle_failed_report(report, error)
                 continue
-            self._note_success()
+            self._state.note_success()
+            self._state.note_epoch(response.latest_plan.planner_epoch)
             self.is_paused = response.is_paused
+
+    def _handle_failed_report(self, report: RoutingReport, error: grpc.RpcError) -> None:
+        if error.code() in _REFUSALS:
+            logger.warning("the planner refuses a report: %s", error.details())
+            self._unsent.add_error("report_refused")
+            return
+        self._unsent.add_lost(report)
+        details = self._note_failed("ReportRouting", error)
+        if error.code() in _REOPENING:
+            self._end_watch()
+        elif error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            self._unsent.add_error("report_refused")
+            self._pause(details)
 
     def _end_watch(self) -> None:
         """Ends the watch; unless the link is closing, the session thread then opens a new session."""
@@ -276,25 +302,16 @@ class PlannerLink:
         if os.getpid() != self._pid:
             raise RuntimeError("the agent belongs to the process that created it; a forked child cannot use it")
 
-    # Logged on change only.
+    def _note_failed(self, what: str, error: grpc.RpcError) -> tuple[grpc.StatusCode, RefusalDetails]:
+        """Notes a call that failed; a planner without room has answered all the same."""
+        details = details_of(error)
+        self._state.note_details(details)
+        if error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
+            self._state.note_no_room(what, error)
+        else:
+            self._state.note_failure(what, error)
+        return error.code(), details
 
-    def _note_success(self) -> None:
-        if not self._is_connected:
-            logger.info("the planner at %s answers", self._address)
-        self._is_connected = True
-
-    def _note_failure(self, what: str, error: grpc.RpcError) -> None:
-        if self._is_connected:
-            logger.warning("the planner at %s does not answer (%s): %s", self._address, what, _describe(error))
-        self._is_connected = False
-        if error.code() is not grpc.StatusCode.CANCELLED:  # which is this side's doing
-            self._unsent.add_error("call_failed")
-
-    def _note_rejected(self, error: ValueError) -> None:
-        self.num_rejected_plans += 1
-        self._unsent.add_error("plan_refused")
-        logger.error("a plan of the planner at %s was refused, the last one stays: %s", self._address, error)
-
-
-def _describe(error: grpc.RpcError) -> str:
-    return f"{error.code().name}: {error.details()}"
+    def _pause(self, failed: tuple[grpc.StatusCode, RefusalDetails]) -> None:
+        code, details = failed
+        self._closing.wait(pause_seconds(code, details, chance=random.random()))

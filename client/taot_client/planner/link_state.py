@@ -1,0 +1,81 @@
+"""What the link knows of its planner: whether it answers, and what went wrong. Logged on change only.
+
+Used by the threads of the link and by the training thread; single fields are read and written as a whole.
+"""
+
+from __future__ import annotations
+
+import logging
+
+import grpc
+
+from taot_client.planner.planner_epochs import PlannerEpochs
+from taot_client.planner.refusal_details import RefusalDetails
+from taot_client.planner.unsent_telemetry import UnsentTelemetry
+
+logger = logging.getLogger(__name__)
+
+
+class LinkState:
+    """The state of the link to one address."""
+
+    def __init__(self, address: str, unsent: UnsentTelemetry) -> None:
+        self._address = address
+        self._unsent = unsent
+        self._epochs = PlannerEpochs()
+        self._has_told_two = False
+        self._told_refusal = ""
+        self.is_connected = False
+        """Whether the planner answered the last call."""
+        self.num_rejected_plans = 0
+        """Plans that this group could not take."""
+
+    def note_success(self) -> None:
+        """A call was answered."""
+        if not self.is_connected:
+            logger.info("the planner at %s answers", self._address)
+        self.is_connected = True
+        self._told_refusal = ""
+
+    def note_failure(self, what: str, error: grpc.RpcError) -> None:
+        """A call was not answered."""
+        if self.is_connected:
+            logger.warning("the planner at %s does not answer (%s): %s", self._address, what, describe(error))
+        self.is_connected = False
+        if error.code() is not grpc.StatusCode.CANCELLED:  # which is this side's doing
+            self._unsent.add_error("call_failed")
+
+    def note_no_room(self, what: str, error: grpc.RpcError) -> None:
+        """The planner answered that it has no room at the moment, or that this job is too large for it."""
+        if self._told_refusal != what:
+            logger.warning("the planner at %s has no room (%s): %s", self._address, what, error.details())
+            self._told_refusal = what
+
+    def note_rejected(self, error: ValueError) -> None:
+        """A plan was refused by this side."""
+        self.num_rejected_plans += 1
+        self._unsent.add_error("plan_refused")
+        logger.error("a plan of the planner at %s was refused, the last one stays: %s", self._address, error)
+
+    def note_details(self, details: RefusalDetails) -> None:
+        """Takes what a refusal tells of the planner."""
+        self.note_epoch(details.metadata.get("planner_epoch", ""))
+
+    def note_epoch(self, epoch: str) -> None:
+        """An answer came from this life of a planner."""
+        if not self._epochs.note(epoch):
+            return
+        self._unsent.add_error("two_planners")
+        if not self._has_told_two:
+            self._has_told_two = True
+            logger.error(
+                "more than one planner answers at %s (epoch %s is back): plans come and go with the one that answers;"
+                " run a single planner, or send all calls of a job to the same one",
+                self._address,
+                epoch[:64],
+            )
+
+
+def describe(error: grpc.RpcError) -> str:
+    """A failed call in a few words."""
+    return f"{error.code().name}: {error.details()}"
