@@ -10,6 +10,9 @@ from dataclasses import dataclass
 
 from taot_api.contract_error import ContractError, Reason
 from taot_api.session_spec import SessionSpec
+from taot_service.config import ServiceConfig
+from taot_service.planning_work import Purpose
+from taot_service.work_queue import WorkQueue
 
 KEPT_PLANS = 4
 """Plans that GetPlan can still return per session."""
@@ -38,8 +41,8 @@ class SessionLimits:
 def held_bytes(spec: SessionSpec) -> int:
     """Memory that a session may need, from the sizes it declares.
 
-    The counts of two reports (one waits, one is planned), recent tokens, the plans that are kept, and the account of the newest; all
-    in int64. Not counted: what is the same for small and large sessions, some 100 KiB of history.
+    The counts of two reports (one waits, one is planned), recent tokens, the plans that are kept, and the account of
+    the newest; all in int64. Not counted: some 100 KiB of history, which does not depend on sizes.
     """
     num_ranks, num_slots = spec.topology.num_ranks, spec.topology.max_slots
     num_experts = sum(layer.num_experts for layer in spec.layers)
@@ -89,3 +92,16 @@ def check_calls(got: int, limit: int, *, flag: str, what: str) -> None:
             metadata={"limit": str(limit), "flag": flag},
             retry_seconds=CALL_RETRY_SECONDS,
         )
+
+
+def check_waiting_plans(queue: WorkQueue, session_id: str, config: ServiceConfig) -> None:
+    """Checks that one more PlanNow call of a session may wait.
+
+    Raises:
+        ContractError: OVERLOADED, with advice to retry.
+    """
+    of_session = queue.num_waiting(Purpose.CALLER, session_id=session_id) + 1
+    limit, flag = config.max_waiting_plans_per_session, "--max-waiting-plans-per-session"
+    check_calls(of_session, limit, flag=flag, what="waiting PlanNow calls of a session")
+    in_all = queue.num_waiting(Purpose.CALLER) + 1
+    check_calls(in_all, config.max_waiting_plans, flag="--max-waiting-plans", what="waiting PlanNow calls")

@@ -1,9 +1,9 @@
 """Who is to have the solver next: time is shared by training job, within a job by session. Pure.
 
-Start-time fair queueing on a tree (Goyal, Vin and Cheng 1996). Every job, every session of a job and every kind of work of a session has
-used some solver time; whoever has used least goes first. Who comes back from idleness starts where the one served last
-started: idle time is not saved up. Where nobody is active all is forgotten. With several threads, time is charged when
-a slice ends, so that a share may be ahead by the slices in work.
+Start-time fair queueing on a tree (Goyal, Vin and Cheng 1996). Every job, every session of a job and every kind of
+work of a session has used some solver time; whoever has used least goes first. Who comes back from idleness starts
+where the one served last started: idle time is not saved up. Where nobody is active all is forgotten. With several
+threads, time is charged when a slice ends, so that a share may be ahead by the slices in work.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class FairShare:
         return left[0]
 
     def ahead_seconds(self, path: Path) -> float:
-        """How much more an active path has used than the least of its active siblings, on the level where it is most."""
+        """How much more an active path has used than the least of its active siblings, at most on any level."""
         share, most = self._root, 0.0
         for name in path:
             least = min(each.used_seconds for each in share.inner.values() if each.num_active)

@@ -18,11 +18,12 @@ from prometheus_client import (
 from prometheus_client.core import Metric
 
 from taot_api.contract_error import Reason
+from taot_api.published_plan import PublishedPlan
 from taot_planning import EMPTY_SLOT
 from taot_planning.explanation import Gate
 from taot_service.config import ServiceConfig
 from taot_service.group_series import GroupSeries
-from taot_service.planning_work import FinishedWork, SolvedPlan
+from taot_service.planning_work import FinishedWork, PlanningWork, SolvedPlan
 from taot_service.session import ReportOutcome
 
 _SECONDS_BUCKETS = (
@@ -146,6 +147,26 @@ class ServiceMetrics:
             self._layers.labels(_layer_outcome(gates, has_guests=has_guests)).inc()
             for gate in gates:
                 self._gates.labels(gate.value).inc()
+
+    def observe_plan(
+        self, finished: FinishedWork, solved: SolvedPlan, plan: PublishedPlan, *, now_seconds: float
+    ) -> None:
+        """Adds a plan that has just been put in force for a report."""
+        self.plans.labels("installed").inc()
+        self.observe_times(finished, now_seconds=now_seconds)
+        self.report_to_plan_seconds.observe(now_seconds - finished.work.arrival_seconds)
+        self.observe_layers(solved)
+        self.note_plan_of_group(finished.work, solved, plan)
+
+    def note_plan_of_group(self, work: PlanningWork, solved: SolvedPlan, plan: PublishedPlan) -> None:
+        """Shows the plan in force of a group."""
+        self.groups.note_plan(
+            work.spec,
+            solved,
+            version=plan.identity.version,
+            source_step=plan.source_step,
+            now_seconds=plan.create_time_seconds,
+        )
 
     def _gauge(self, name: str, text: str, *labels: str) -> Gauge:
         return Gauge(name, text, labels, registry=self.registry)

@@ -15,7 +15,7 @@ from taot_api.published_plan import PublishedPlan
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_planning import __version__
-from taot_service.admission import SessionLimits, check_calls
+from taot_service.admission import SessionLimits, check_calls, check_waiting_plans
 from taot_service.change_feed import ChangeFeed
 from taot_service.config import ServiceConfig
 from taot_service.limits import check_algorithm
@@ -179,7 +179,7 @@ class Planner:
             ContractError: when there is no plan in time, or too many wait for one.
         """
         self._refuse_when_draining()
-        self._check_waiting_plans(session)
+        check_waiting_plans(self._queue, session.session_id, self.config)
         trace = self.traces.note_checked(session.session_id, report) if self.traces is not None else None
         now_seconds = time.monotonic()
         work = PlanningWork(
@@ -269,14 +269,6 @@ class Planner:
         waiting = sum(self._queue.num_waiting(purpose) for purpose in (Purpose.REPORT, Purpose.CALLER))
         return self._pool.num_running + waiting + held_back
 
-    def _check_waiting_plans(self, session: Session) -> None:
-        config = self.config
-        of_session = self._queue.num_waiting(Purpose.CALLER, session_id=session.session_id) + 1
-        limit, flag = config.max_waiting_plans_per_session, "--max-waiting-plans-per-session"
-        check_calls(of_session, limit, flag=flag, what="waiting PlanNow calls of a session")
-        in_all = self._queue.num_waiting(Purpose.CALLER) + 1
-        check_calls(in_all, config.max_waiting_plans, flag="--max-waiting-plans", what="waiting PlanNow calls")
-
     def _finish_work(self, finished: FinishedWork) -> None:
         if finished.work.purpose is Purpose.IMPROVEMENT:
             self._finish_improvement(finished)
@@ -294,7 +286,7 @@ class Planner:
         self._publish(work, plan)
         if self.traces is not None:
             self.traces.note_plan(finished, version=plan.identity.version)
-        self._observe_plan(finished, result, plan)
+        self.metrics.observe_plan(finished, result, plan, now_seconds=time.monotonic())
 
     def _finish_improvement(self, finished: FinishedWork) -> None:
         work, result = finished.work, finished.result
@@ -307,29 +299,12 @@ class Planner:
             return
         self.metrics.plans.labels("improved").inc()
         self._publish(work, plan)
-        self._note_plan_of_group(work, solved, plan)
+        self.metrics.note_plan_of_group(work, solved, plan)
 
     def _publish(self, work: PlanningWork, plan: PublishedPlan) -> None:
         self.changes.note_session(work.session_id)
         if not self.is_draining:
             self._feeds[work.session_id].publish(plan)
-
-    def _observe_plan(self, finished: FinishedWork, solved: SolvedPlan, plan: PublishedPlan) -> None:
-        now_seconds = time.monotonic()
-        self.metrics.plans.labels("installed").inc()
-        self.metrics.observe_times(finished, now_seconds=now_seconds)
-        self.metrics.report_to_plan_seconds.observe(now_seconds - finished.work.arrival_seconds)
-        self.metrics.observe_layers(solved)
-        self._note_plan_of_group(finished.work, solved, plan)
-
-    def _note_plan_of_group(self, work: PlanningWork, solved: SolvedPlan, plan: PublishedPlan) -> None:
-        self.metrics.groups.note_plan(
-            work.spec,
-            solved,
-            version=plan.identity.version,
-            source_step=plan.source_step,
-            now_seconds=plan.create_time_seconds,
-        )
 
     def _forget(self, session: Session, reason: EndReason) -> None:
         self._feeds.pop(session.session_id).end(self._book.missing(session.session_id))

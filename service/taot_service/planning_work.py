@@ -69,7 +69,7 @@ class PlanningWork:
     """What the plan is for."""
 
     publish_seconds: float | None = None
-    """When the plan should be published at the latest, with less effort where it must be; None: with the effort asked for."""
+    """When the plan should be published, with less effort where it must be; None: with the effort asked for."""
 
     deadline_seconds: float | None = None
     """When the caller gives up, on the same clock."""

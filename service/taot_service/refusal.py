@@ -30,7 +30,7 @@ class Refusal(NamedTuple):
 
 
 def refusal_of(error: ContractError) -> Refusal:
-    """Packs an error with ErrorInfo, BadRequest when a field of the request is to blame, RetryInfo when waiting helps."""
+    """Packs an error with ErrorInfo, BadRequest when a field is to blame, RetryInfo when waiting helps."""
     code = grpc.StatusCode[error.reason.status_code]
     message = _clip(str(error))
     metadata = {key: _clip(value) for key, value in error.metadata.items()}

@@ -50,9 +50,7 @@ def measured_topology_of(work: PlanningWork) -> Topology:
     return work.spec.topology if measured is None else measured.topology(work.spec.topology)
 
 
-def join_layers(
-    layers: Sequence[LayerSolution], *, layer_seconds: EffortSeconds = EffortSeconds(), num_improved: int = 0
-) -> SolvedPlan:
+def join_layers(layers: Sequence[LayerSolution], *, layer_seconds: EffortSeconds, num_improved: int = 0) -> SolvedPlan:
     """The plan of all layers."""
     return SolvedPlan(
         guests_L=tuple(layer.guests_RK for layer in layers),

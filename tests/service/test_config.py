@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from routing_samples import make_spec
 
-from taot_api.codec import encode_session_spec
 from taot_api import ContractError, Reason
+from taot_api.codec import encode_session_spec
 from taot_service.config import ServiceConfig
 from taot_service.limits import check_limits
 from taot_service.settings import Bounds, settings_of

@@ -21,14 +21,13 @@ from taot_api.v1 import planner_pb2_grpc
 from taot_client.environment import planner_access, proxy_variables
 from taot_client.fork_guard import guard
 from taot_client.planner.link_state import LinkState, describe
+from taot_client.planner.plan_check import decode_checked
 from taot_client.planner.planner_channel import PlannerChannel
 from taot_client.planner.refusal_details import RefusalDetails, details_of
 from taot_client.planner.report_queue import ReportQueue
 from taot_client.planner.retry_pause import RETRY_SECONDS, pause_seconds
-from taot_client.planner.step_record import check_identity
 from taot_client.planner.unsent_telemetry import UnsentTelemetry
 from taot_client.planner_access import PlannerAccess
-from taot_planning.layer_plan import check_guests
 
 logger = logging.getLogger(__name__)
 
@@ -238,25 +237,8 @@ class PlannerLink:
                 self._state.note_rejected(error)
 
     def _decode(self, message: pb.Plan, layers: Sequence[LayerSpec], session: pb.Session) -> PublishedPlan:
-        """Reads a plan and checks it as a whole, before any of it is used.
-
-        Raises:
-            ValueError: if this group cannot carry it out.
-        """
-        topology = self._spec.topology
-        plan = codec.decode_plan(message, num_ranks=topology.num_ranks, num_slots=topology.max_slots)
-        check_identity(plan.identity)
-        if len(plan.guests_L) != len(layers):
-            raise ValueError(f"the plan has {len(plan.guests_L)} layers, expected {len(layers)}")
-        for layer, guests_RK in zip(layers, plan.guests_L, strict=True):
-            check_guests(guests_RK, home_E=layer.home_E, slots_R=topology.slots_R)
-        if plan.identity.planner_epoch != session.planner_epoch:
-            self._state.note_epoch(plan.identity.planner_epoch)
-            raise ValueError(
-                f"the plan is of planner epoch {plan.identity.planner_epoch[:64]!r}, the session of"
-                f" {session.planner_epoch!r}"
-            )
-        return plan
+        self._state.note_epoch(message.identity.planner_epoch)
+        return decode_checked(message, layers=layers, topology=self._spec.topology, epoch=session.planner_epoch)
 
     # The report thread.
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-import grpc
 from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 
@@ -28,10 +28,9 @@ class RefusalDetails:
     """When to try again by its RetryInfo; None: it has none."""
 
 
-def details_of(error: grpc.RpcError) -> RefusalDetails:
-    """Reads the details of a failed call. What cannot be read is left out: it is shown, never relied on."""
-    trailing = dict(error.trailing_metadata() or ()) if isinstance(error, grpc.Call) else {}
-    packed = trailing.get(_DETAILS_KEY)
+def details_of(error: Any) -> RefusalDetails:
+    """Reads the details of a failed call, a `grpc.RpcError`. What cannot be read is left out."""
+    packed = dict(error.trailing_metadata() or ()).get(_DETAILS_KEY)
     if not isinstance(packed, bytes):
         return RefusalDetails()
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
