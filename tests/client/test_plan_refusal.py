@@ -33,7 +33,8 @@ def message_of(*guests_L: IntArray, epoch: str = "epoch", version: int = 1) -> p
 
 def read(message: pb.Plan, spec: SessionSpec) -> PublishedPlan:
     """Reads a plan as the link does when one arrives; nothing is sent anywhere."""
-    return PlannerLink("127.0.0.1:1", spec)._decode(message, spec.layers)
+    session = pb.Session(planner_epoch=message.identity.planner_epoch)
+    return PlannerLink("127.0.0.1:1", spec)._decode(message, spec.layers, session)
 
 
 def with_guest(expert: int, *, rank: int, slot: int) -> IntArray:
