@@ -43,7 +43,7 @@ def _advance(work: PlanningWork, pressure: Callable[[], Pressure]) -> SolvedPlan
     progress, slice_start = work.progress, time.monotonic()
     if progress.started_seconds is None:
         progress.started_seconds = slice_start
-    topology = measured_topology_of(work)
+    topology, has_planned = measured_topology_of(work), False
     while len(progress.layers) < len(work.layers):
         if _is_over(work):
             return SolverFailure(message="nobody waits for the plan any more", is_abandoned=True)
@@ -52,12 +52,13 @@ def _advance(work: PlanningWork, pressure: Callable[[], Pressure]) -> SolvedPlan
         if kept is not None:
             progress.layers.append(kept)
             continue
-        if index and must_give_way(work.purpose, sliced_seconds=now_seconds - slice_start, pressure=pressure()):
+        if has_planned and must_give_way(work.purpose, sliced_seconds=now_seconds - slice_start, pressure=pressure()):
             return None
         effort = _effort_of(work, now_seconds, pressure())
         solution = solve_layer(work, index, effort=effort, measured_topology=topology)
         progress.layer_seconds = progress.layer_seconds.with_layer(effort, time.monotonic() - now_seconds)
         progress.layers.append(solution)
+        has_planned = True
     return _join(work)
 
 

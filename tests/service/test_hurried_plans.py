@@ -23,7 +23,7 @@ from taot_service.work_queue import Pressure
     ("asked", "spare", "layers_left", "is_contended", "effort"),
     [
         ("balanced", None, 9, True, "balanced"),
-        ("balanced", 0.12, 3, False, "balanced"),
+        ("balanced", 0.13, 3, False, "balanced"),
         ("balanced", 0.11, 3, False, "fast"),
         ("balanced", 9.0, 3, True, "fast"),
         ("balanced", -1.0, 1, False, "fast"),
