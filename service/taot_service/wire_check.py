@@ -94,10 +94,11 @@ def _check(got: int, limit: int, what: str) -> None:
 
 def _read_varint(data: memoryview, position: int) -> tuple[int, int]:
     value = shift = 0
-    while True:
+    for _ in range(10):
         byte = data[position]
         position += 1
         value |= (byte & 0x7F) << shift
         if byte < 0x80:  # noqa: PLR2004 - the highest bit says that more follow
             return value, position
         shift += 7
+    raise IndexError("no number is longer: the parser will say so")
