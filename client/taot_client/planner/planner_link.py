@@ -296,4 +296,4 @@ class PlannerLink:
 
     def _pause(self, failed: tuple[grpc.StatusCode, RefusalDetails]) -> None:
         code, details = failed
-        self._closing.wait(pause_seconds(code, details, chance=random.random()))
+        self._closing.wait(pause_seconds(code, details, chance=random.random()))  # noqa: S311 - keeps jobs apart, no secret
