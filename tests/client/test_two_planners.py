@@ -60,7 +60,7 @@ def test_a_plan_of_another_epoch_than_the_sessions_is_never_taken():
         for epoch, version in (("mine", 1), ("theirs", 9))
     ]
     responses = [pb.WatchPlansResponse(plan=codec.encode_plan(plan)) for plan in plans]
-    link._stub = SimpleNamespace(WatchPlans=lambda request: iter(responses))
+    link._channel = SimpleNamespace(stub=SimpleNamespace(WatchPlans=lambda request: iter(responses)))
     link._follow()
     assert link.plan.identity == plans[0].identity
     assert link.num_rejected_plans == 1
