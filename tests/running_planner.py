@@ -149,7 +149,7 @@ class PlannerProcess:
     @property
     def stderr(self) -> str:
         """Everything it has said on standard error so far."""
-        return (self._folder / "stderr").read_text()
+        return (self._folder / "stderr").read_text(errors="backslashreplace")
 
     def signal(self, number: signal.Signals) -> None:
         self.process.send_signal(number)

@@ -17,6 +17,7 @@ from taot_service.listener import PortUnavailableError, join_address, listen
 from taot_service.locks import Locks
 from taot_service.planner import Planner
 from taot_service.servicer import PlannerServicer
+from taot_service.unreadable_requests import UnreadableRequests
 
 _SERVICE = planner_pb2.DESCRIPTOR.services_by_name["PlannerService"]
 SERVICE_NAME = _SERVICE.full_name
@@ -32,8 +33,11 @@ class GrpcFront:
     def __init__(self, planner: Planner, config: ServiceConfig, locks: Locks) -> None:
         self._config, self._locks = config, locks
         self._health = HealthServicer()
-        gate = GrpcGate(locks.access, on_refusal=lambda reason: planner.metrics.refusals.labels(reason.name).inc())
-        interceptors: list[grpc.aio.ServerInterceptor] = [gate] if locks.access.needs_token else []
+        on_refusal = lambda reason: planner.metrics.refusals.labels(reason.name).inc()  # noqa: E731 - for two
+        # Whoever comes later sees messages only.
+        interceptors: list[grpc.aio.ServerInterceptor] = [UnreadableRequests(on_refusal=on_refusal)]
+        if locks.access.needs_token:
+            interceptors.append(GrpcGate(locks.access, on_refusal=on_refusal))
         if planner.traces is not None:
             interceptors.append(planner.traces.interceptor())
         self._server = grpc.aio.server(

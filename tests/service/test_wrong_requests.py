@@ -256,9 +256,27 @@ def test_whatever_a_request_quotes_the_refusal_stays_short_and_ascii(client):
     assert seen.info.reason == "INVALID_TENSOR"
 
 
-def test_bytes_that_are_no_message_do_not_disturb_the_planner(client, planner):
+@pytest.mark.parametrize(
+    "method",
+    [
+        "taot_api.v1.PlannerService/OpenSession",
+        "taot_api.v1.PlannerService/ReportRouting",
+        "taot_api.v1.PlannerService/PlanNow",
+        "taot_api.v1.PlannerService/WatchPlans",
+        "taot_api.v1.PlannerService/GetPlan",
+        "taot_api.v1.PlannerService/CloseSession",
+        "grpc.health.v1.Health/Check",
+        "grpc.health.v1.Health/Watch",
+        "grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo",
+    ],
+)
+def test_bytes_that_are_no_message_are_refused_and_do_not_disturb_the_planner(client, planner, method, caplog):
+    junk = b"\xff\xff\xff\xff not a message"
     with grpc.insecure_channel(planner.address) as channel:
-        call = channel.unary_unary("/taot_api.v1.PlannerService/OpenSession")
-        with pytest.raises(grpc.RpcError):
-            call(b"\xff\xff\xff\xff not a message", timeout=CALL_SECONDS)
+        if "Reflection" in method:
+            seen = refusal(lambda: list(channel.stream_stream(f"/{method}")(iter([junk]), timeout=CALL_SECONDS)))
+        else:  # whether one answer is expected or many, the refusal is the same
+            seen = refusal(lambda: list(channel.unary_stream(f"/{method}")(junk, timeout=CALL_SECONDS)))
+    assert (seen.code, seen.info.reason) == (INVALID, "INVALID_MESSAGE")
+    assert not [record for record in caplog.records if record.exc_info], "a trace in the log for what others send"
     client.open(make_spec())
