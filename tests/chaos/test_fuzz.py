@@ -24,7 +24,7 @@ from running_planner import PlannerProcess, planner_process, running_planner, wa
 NUM_THREADS = 3
 QUIET_STEPS = 20
 MAX_GROWTH_MIB = 200
-"""Sessions that fuzzing has opened and the largest requests are in it; a leak of a few KiB per input would exceed it."""
+"""Sessions that fuzzing has opened and the largest requests are in it; a leak of some KiB per input would exceed it."""
 
 
 @pytest.mark.chaos
