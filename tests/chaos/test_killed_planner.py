@@ -38,7 +38,7 @@ class Torment:
 
     def live_and_die(self) -> None:
         """One life of the planner."""
-        is_cold = self.source.random() < 0.2
+        is_cold = self.source.random() < 0.08
         self.faults["started cold" if is_cold else "started"] += 1
         self.planner.start(is_cold=is_cold)
         if self.source.random() < 0.3:
@@ -58,10 +58,10 @@ class Torment:
         self.returns_seconds.append(time.monotonic() - listening)
         self.job.await_steps(3)  # the step in flight, the one whose record was written before, one with the plan
         trouble = self.source.random()
-        if trouble < 0.2:
-            self.planner.stop_for(self.source.uniform(0.05, 3))
+        if trouble < 0.12:
+            self.planner.stop_for(self.source.uniform(0.05, 2.5))
             self.faults[STOPPED] += 1
-        elif trouble < 0.35:
+        elif trouble < 0.2:
             self.planner.slow_down_for(1.0)
             self.faults[SLOWED] += 1
         wait_a_random_while(self.source, at_most_seconds=0.5)
