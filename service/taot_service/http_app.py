@@ -34,7 +34,11 @@ def create_http_app(planner: Planner, locks: Locks | None = None) -> FastAPI:
         """Answers while the process lives."""
         return "ok\n"
 
-    @app.get("/readyz", response_class=PlainTextResponse)
+    @app.get(
+        "/readyz",
+        response_class=PlainTextResponse,
+        responses={503: {"content": {"text/plain": {}}, "description": "Warming up, or draining."}},
+    )
     async def readyz() -> Response:
         """Says whether training jobs should be sent here."""
         if planner.is_ready:

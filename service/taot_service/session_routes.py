@@ -10,6 +10,7 @@ from typing import Annotated, TypeAlias
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import BaseModel
 
 from taot_service.change_check import check_change
 from taot_service.change_feed import TooManyReadersError
@@ -40,7 +41,20 @@ async def find_session(session_id: str, planner: ThePlanner) -> Session:
 TheSession: TypeAlias = Annotated[Session, Depends(find_session)]
 
 
-router = APIRouter(prefix="/v1")
+class Refusal(BaseModel):
+    """Why a request was refused."""
+
+    detail: str
+
+
+router = APIRouter(
+    prefix="/v1",
+    responses={
+        403: {"model": Refusal, "description": "A change that may come from a page of another site."},
+        404: {"model": Refusal, "description": "No such session is open, or it has no such thing."},
+        421: {"model": Refusal, "description": "The request was sent to a name that this planner does not have."},
+    },
+)
 
 
 @router.get("/sessions")
@@ -73,7 +87,11 @@ async def plan_file(session: TheSession, version: int | None = None) -> JSONResp
     return JSONResponse(plan_document(session, plan), headers={"content-disposition": f'attachment; filename="{name}"'})
 
 
-@router.get("/events", response_class=StreamingResponse)
+@router.get(
+    "/events",
+    response_class=StreamingResponse,
+    responses={503: {"model": Refusal, "description": "Too many readers."}},
+)
 async def events(planner: ThePlanner) -> StreamingResponse:
     """Streams changes of sessions as server-sent events."""
     try:
