@@ -38,7 +38,7 @@ class Load:
 def work(planner: PlannerProcess, load: Load, *, on_tenth: Callable[[], None]) -> None:
     """One job that asks for many plans, most of them now and some ahead, and short jobs beside it."""
     numbers, jobs, lock = itertools.count(1), iter(range(load.num_jobs)), threading.Lock()
-    spec = make_spec(experts_L=(8,), training_job="long")
+    spec = make_spec(experts_L=(8,), training_job="long", num_ranks=2, recent_reports=4)
 
     def next_of(counter) -> int | None:
         with lock:
@@ -47,6 +47,7 @@ def work(planner: PlannerProcess, load: Load, *, on_tenth: Callable[[], None]) -
     def ask() -> None:
         with planner_client(planner.address) as client:
             session_id = client.open(spec)
+            watch = client.watch(session_id, timeout=None)  # on a busy machine callers may be silent for a lease
             requests = [encode_report(session_id, make_report(spec, step=step)) for step in range(20)]
             while (turn := next_of(numbers)) <= load.num_plans:
                 request = requests[turn % len(requests)]
@@ -57,6 +58,7 @@ def work(planner: PlannerProcess, load: Load, *, on_tenth: Callable[[], None]) -
                     client.stub.ReportRouting(request, timeout=CALL_SECONDS)
                 if turn % (load.num_plans // 10) == 0:
                     on_tenth()
+            watch.cancel()
 
     def run_short_jobs() -> None:
         with planner_client(planner.address) as client:
@@ -74,7 +76,8 @@ def work(planner: PlannerProcess, load: Load, *, on_tenth: Callable[[], None]) -
 
 
 def soak(load: Load, warm_up: Load, *, max_growth_mib: float) -> None:
-    table = []
+    table: list[tuple[float, float]] = []
+    print()
     with (
         planner_process(flags=["--lease-seconds", str(LEASE_SECONDS), "--max-sessions", "1000"]) as planner,
         httpx.Client(base_url=f"http://127.0.0.1:{planner.http_port}", timeout=CALL_SECONDS, trust_env=False) as http,
@@ -83,6 +86,7 @@ def soak(load: Load, warm_up: Load, *, max_growth_mib: float) -> None:
         def sample() -> None:
             plans = sum(value for (name, _), value in samples_of(http).items() if name == "taot_plans_total")
             table.append((plans, resident_mib(planner.pid)))
+            print("%10.0f plans %6.1f MiB" % table[-1], flush=True)
 
         def settle() -> dict:
             assert eventually(lambda: samples_of(http)["taot_sessions", ()] == 0, seconds=60), "sessions stay open"
@@ -96,7 +100,6 @@ def soak(load: Load, warm_up: Load, *, max_growth_mib: float) -> None:
         sample()
         assert planner.terminate() == 0
         assert "Traceback" not in planner.stderr, planner.stderr[-5000:]
-    print("\n     plans   MiB\n" + "\n".join(f"{plans:10.0f} {mib:6.1f}" for plans, mib in table))
     opened = sum(load_.num_jobs for load_ in (load, warm_up))
     print(f"{opened} short jobs; {len(after)} series of metrics, before {len(before)}")
     assert table[-1][0] - table[0][0] >= load.num_plans

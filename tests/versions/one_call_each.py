@@ -43,10 +43,8 @@ def call(address: str) -> None:
         ahead = next(stub.WatchPlans(pb.WatchPlansRequest(session_id=session_id), timeout=BOUND_SECONDS)).plan
         plans = [codec.decode_plan(plan, num_ranks=4, num_slots=2) for plan in (now, ahead)]
         assert all((plan.guests_L[0] == 0).any() for plan in plans), "the hot expert has no guest"
-        try:
-            stub.GetPlan(pb.GetPlanRequest(session_id="nobody"), timeout=BOUND_SECONDS)
-        except grpc.RpcError as error:
-            assert error.code() is grpc.StatusCode.NOT_FOUND
+        missing = stub.GetPlan.future(pb.GetPlanRequest(session_id="nobody"), timeout=BOUND_SECONDS)
+        assert missing.code() is grpc.StatusCode.NOT_FOUND
 
 
 def main() -> None:
