@@ -86,7 +86,7 @@ def soak(load: Load, warm_up: Load, *, max_growth_mib: float) -> None:
         def sample() -> None:
             plans = sum(value for (name, _), value in samples_of(http).items() if name == "taot_plans_total")
             table.append((plans, resident_mib(planner.pid)))
-            print("%10.0f plans %6.1f MiB" % table[-1], flush=True)
+            print(f"{plans:10.0f} plans {table[-1][1]:6.1f} MiB", flush=True)
 
         def settle() -> dict:
             assert eventually(lambda: samples_of(http)["taot_sessions", ()] == 0, seconds=60), "sessions stay open"
