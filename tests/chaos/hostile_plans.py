@@ -38,6 +38,18 @@ PLAN_FAULTS = (
     "ends",
     "breaks off with a status",
 )
+REFUSALS = {
+    "wrong digest": "the digest does not match",
+    "for more ranks": "shape must be [4, 2], got [8, 2]",
+    "more slots": "shape must be [4, 2], got [4, 4]",
+    "a layer less": "the plan has 1 layers",
+    "a guest twice on a rank": "holds one expert twice",
+    "a guest at its home": "its own home",
+    "an expert that is not there": "the experts are 0 to 7",
+    "an epoch without end": "planner epoch must be",
+    "no plan in it": "planner epoch must be",
+}
+"""What an agent of 4 ranks, 2 slots, 8 experts and 2 layers says of the plans that it must not act on."""
 _KEPT = 50
 
 
