@@ -58,3 +58,24 @@ def test_readiness_follows_warmth_and_drain_while_liveness_stays():
             return cold, warm, draining
 
     assert asyncio.run(scenario()) == ([200, 503], [200, 200], [200, 503])
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers", "status"),
+    [
+        ("get", "/v1/sessions/{session_id}", {}, 404),
+        ("get", "/v1/sessions/{session_id}/plan", {}, 404),
+        ("get", "/v1/sessions/{session_id}/layers/{index}", {}, 404),
+        ("post", "/v1/sessions/{session_id}/pause", {}, 403),
+        ("post", "/v1/sessions/{session_id}/resume", {}, 403),
+        ("get", "/v1/sessions", {"host": "elsewhere.example"}, 421),
+    ],
+)
+def test_the_api_document_names_the_refusals_that_are_given(http, client, method, path, headers, status):
+    session_id = client.open(make_spec()) if method == "post" else "nobody"
+    answer = http.request(method, path.format(session_id=session_id, index=0), headers=headers)
+    assert answer.status_code == status
+    responses = http.get("/openapi.json").json()["paths"][path][method]["responses"]
+    schema = responses[str(status)]["content"]["application/json"]["schema"]
+    assert schema["$ref"].endswith("/Refusal")
+    assert list(answer.json()) == ["detail"]
