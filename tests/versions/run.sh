@@ -14,9 +14,8 @@ for index in "${!releases[@]}"; do
     wanted=(${releases[$index]})
     if [ ! -e "$environment/.installed" ]; then
         "$python" -m venv "$environment"
-        "$environment/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[server]'
-        # Behind the resolver's back: these helpers name a range that is narrower than what they work with.
-        "$environment/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps "${wanted[@]}"
+        # All in one go: the helpers of grpcio have to be as old as it is.
+        "$environment/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[server]' "${wanted[@]}"
         touch "$environment/.installed"
     fi
     echo "planner and client: $("$environment/bin/python" -m pip list --disable-pip-version-check 2>/dev/null |
