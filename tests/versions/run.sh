@@ -16,6 +16,8 @@ for index in "${!releases[@]}"; do
         "$python" -m venv "$environment"
         # All in one go: the helpers of grpcio have to be as old as it is.
         "$environment/bin/python" -m pip install --quiet --disable-pip-version-check -e '.[server]' "${wanted[@]}"
+        # No call has to wait for the compiler.
+        "$environment/bin/python" -c 'import taot_planning; taot_planning.warm_up()'
         touch "$environment/.installed"
     fi
     echo "planner and client: $("$environment/bin/python" -m pip list --disable-pip-version-check 2>/dev/null |
