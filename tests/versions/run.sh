@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.."
 folder=$1
 python=${PYTHON:-python3}
 # What training images pin: the oldest that is supported, the line between, and the newest.
-releases=("grpcio==1.71.2 protobuf==5.29.*" "grpcio==1.73.* protobuf==6.30.*" "grpcio protobuf==6.*" "grpcio protobuf==7.*")
+releases=("grpcio==1.71.2 protobuf==5.29.*" "grpcio==1.72.* protobuf==6.30.*" "grpcio protobuf==6.*" "grpcio protobuf==7.*")
 
 for index in "${!releases[@]}"; do
     environment=$folder/$index
