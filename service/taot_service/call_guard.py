@@ -1,80 +1,150 @@
-"""What is decided about a call before its handler: whether its bytes are parsed, and whether there is room for it.
+"""Guards a handler: are the bytes of a call a message, is there room for it, how is what it raises refused.
 
+It is done where handlers are registered and not in an interceptor, which would cost every call several task switches.
 Only calls of the planner API are counted, so that there is always room for health checks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping
+import contextlib
+import inspect
+from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
-from google.protobuf.descriptor import ServiceDescriptor
+from google.protobuf.descriptor import Descriptor, ServiceDescriptor
+from google.protobuf.message import DecodeError
 
-from taot_api.contract_error import ContractError
+from taot_api.contract_error import ContractError, Reason
 from taot_service.admission import check_calls
-from taot_service.metrics import ServiceMetrics
 from taot_service.refusal import refusal_of
 from taot_service.wire_check import check_parts
 
-Behaviour: TypeAlias = Callable[[Any, Any], Awaitable[Any]]
+Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
+
+_MAKERS = {
+    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
+    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+    (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
+}
 
 
 class CallGuard:
-    """Stands in for a server when handlers are registered, and guards those of unary calls."""
+    """Stands in for a server when handlers are registered, and guards every one of them."""
 
     def __init__(
-        self, server: grpc.aio.Server, service: ServiceDescriptor, *, max_calls: int, metrics: ServiceMetrics
+        self,
+        server: grpc.aio.Server,
+        service: ServiceDescriptor,
+        *,
+        max_calls: int,
+        on_refusal: Callable[[Reason], None],
     ) -> None:
+        """Registers nothing yet.
+
+        Args:
+            server: where guarded handlers go.
+            service: the planner API, whose requests may be large and whose unary calls are counted.
+            max_calls: how many of those may be in progress.
+            on_refusal: told of every call that is refused here.
+        """
         self._server = server
         self._service = service
         self._max_calls = max_calls
-        self._metrics = metrics
+        self._on_refusal = on_refusal
         self.num_calls = 0
-        """Guarded calls in progress."""
+        """Counted calls in progress."""
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Called by generated code. The same handlers follow, by their names."""
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Called by generated code with the handlers of a service."""
-        guarded = {name: self._guarded(name, handler) for name, handler in handlers.items()}
+        is_planner = service == self._service.full_name
+        guarded = {
+            name: self._guarded(handler, self._service.methods_by_name[name].input_type if is_planner else None)
+            for name, handler in handlers.items()
+        }
         self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
 
-    def _guarded(self, name: str, handler: Any) -> Any:
-        if handler.unary_unary is None:
-            return handler
-        descriptor = self._service.methods_by_name[name].input_type
+    def _guarded(self, handler: Any, large: Descriptor | None) -> Any:
+        """A handler that refuses instead of being called.
 
-        def parse(data: bytes) -> Any:
+        Args:
+            handler: what generated code registers.
+            large: the type of a request whose bytes are looked at before they are parsed, and which is counted.
+        """
+        kind, make = _MAKERS[bool(handler.request_streaming), bool(handler.response_streaming)]
+        behaviour = getattr(handler, kind)
+        if handler.request_streaming:
+            guarded = self._reading_stream(behaviour)
+        elif inspect.isasyncgenfunction(behaviour):
+            guarded = self._streaming(behaviour)
+        else:
+            guarded = self._answering(behaviour, is_counted=large is not None)
+        return make(guarded, _tolerant(handler.request_deserializer, large), handler.response_serializer)
+
+    def _answering(self, behaviour: Any, *, is_counted: bool) -> Any:
+        async def answer(request: Any, context: Context) -> Any:
+            self.num_calls += is_counted
             try:
-                check_parts(data, descriptor)
-            except ContractError as error:
-                return error
-            return handler.request_deserializer(data)
-
-        return grpc.unary_unary_rpc_method_handler(
-            self._counted(handler.unary_unary),
-            request_deserializer=parse,
-            response_serializer=handler.response_serializer,
-        )
-
-    def _counted(self, behaviour: Behaviour) -> Behaviour:
-        async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            self.num_calls += 1
-            try:
-                self._check(request)
+                if isinstance(request, ContractError):
+                    raise request
+                if is_counted:
+                    check_calls(self.num_calls, self._max_calls, flag="--max-calls", what="calls in progress")
                 return await behaviour(request, context)
             except ContractError as error:
-                self._metrics.refusals.labels(error.reason.name).inc()
-                await context.abort(*refusal_of(error))
+                await self._refuse(error, context)
             finally:
-                self.num_calls -= 1
+                self.num_calls -= is_counted
 
-        return call
+        return answer
 
-    def _check(self, request: Any) -> None:
-        if isinstance(request, ContractError):
-            raise request
-        check_calls(self.num_calls, self._max_calls, flag="--max-calls", what="calls in progress")
+    def _streaming(self, behaviour: Any) -> Any:
+        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+            try:
+                if isinstance(request, ContractError):
+                    raise request
+                async with contextlib.aclosing(behaviour(request, context)) as responses:
+                    async for response in responses:
+                        yield response
+            except ContractError as error:
+                await self._refuse(error, context)
+
+        return stream
+
+    def _reading_stream(self, behaviour: Any) -> Any:
+        async def readable(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            async for request in requests:
+                if isinstance(request, ContractError):
+                    await self._refuse(request, context)
+                yield request
+
+        async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            async with contextlib.aclosing(behaviour(readable(requests, context), context)) as responses:
+                async for response in responses:
+                    yield response
+
+        return stream
+
+    async def _refuse(self, error: ContractError, context: Context) -> None:
+        self._on_refusal(error.reason)
+        await context.abort(*refusal_of(error))
+
+
+def _tolerant(deserialize: Callable[[bytes], Any], large: Descriptor | None) -> Callable[[bytes], Any]:
+    """Hands on what is wrong with the bytes: an error here would be answered UNKNOWN, with a trace in the log."""
+
+    def read(data: bytes) -> Any:
+        try:
+            if large is not None:
+                check_parts(data, large)
+            return deserialize(data)
+        except ContractError as error:
+            return error
+        except DecodeError as error:
+            message = f"the request is no message of this method ({error}): use the stubs of taot_api"
+            return ContractError(Reason.INVALID_MESSAGE, message)
+
+    return read

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc.aio
 from grpc_health.v1 import health_pb2
 from grpc_health.v1._async import HealthServicer
 from grpc_health.v1.health_pb2_grpc import add_HealthServicer_to_server
 from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha.reflection_pb2_grpc import add_ServerReflectionServicer_to_server
 
 from taot_api.v1 import planner_pb2
 from taot_api.v1.planner_pb2_grpc import add_PlannerServiceServicer_to_server
@@ -17,7 +20,6 @@ from taot_service.listener import PortUnavailableError, join_address, listen
 from taot_service.locks import Locks
 from taot_service.planner import Planner
 from taot_service.servicer import PlannerServicer
-from taot_service.unreadable_requests import UnreadableRequests
 
 _SERVICE = planner_pb2.DESCRIPTOR.services_by_name["PlannerService"]
 SERVICE_NAME = _SERVICE.full_name
@@ -33,11 +35,9 @@ class GrpcFront:
     def __init__(self, planner: Planner, config: ServiceConfig, locks: Locks) -> None:
         self._config, self._locks = config, locks
         self._health = HealthServicer()
-        on_refusal = lambda reason: planner.metrics.refusals.labels(reason.name).inc()  # noqa: E731 - for two
-        # Whoever comes later sees messages only.
-        interceptors: list[grpc.aio.ServerInterceptor] = [UnreadableRequests(on_refusal=on_refusal)]
+        interceptors: list[grpc.aio.ServerInterceptor] = []
         if locks.access.needs_token:
-            interceptors.append(GrpcGate(locks.access, on_refusal=on_refusal))
+            interceptors.append(GrpcGate(locks.access, on_refusal=planner.metrics.count_refusal))
         if planner.traces is not None:
             interceptors.append(planner.traces.interceptor())
         self._server = grpc.aio.server(
@@ -45,12 +45,13 @@ class GrpcFront:
             options=_channel_options(config),
             maximum_concurrent_rpcs=_max_concurrent_rpcs(config),
         )
-        guard = CallGuard(self._server, _SERVICE, max_calls=config.max_calls, metrics=planner.metrics)
-        add_PlannerServiceServicer_to_server(PlannerServicer(planner, CallerJobs(locks.access)), guard)
-        add_HealthServicer_to_server(self._health, self._server)
-        reflection.enable_server_reflection(
-            (SERVICE_NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME), self._server
+        guard: Any = CallGuard(
+            self._server, _SERVICE, max_calls=config.max_calls, on_refusal=planner.metrics.count_refusal
         )
+        reflecting = reflection.aio.ReflectionServicer((SERVICE_NAME, "grpc.health.v1.Health", reflection.SERVICE_NAME))
+        add_PlannerServiceServicer_to_server(PlannerServicer(planner, CallerJobs(locks.access)), guard)
+        add_HealthServicer_to_server(self._health, guard)
+        add_ServerReflectionServicer_to_server(reflecting, guard)
         self.port = 0
         """The port that was taken."""
 

@@ -133,6 +133,10 @@ class ServiceMetrics:
         """Adds a gauge that is asked for its value whenever somebody looks."""
         self._gauge(name, text).set_function(count)
 
+    def count_refusal(self, reason: Reason) -> None:
+        """Counts a call that was refused."""
+        self.refusals.labels(reason.name).inc()
+
     def observe_times(self, finished: FinishedWork, *, now_seconds: float) -> None:
         """Adds how long it took to a plan that has just been handed out."""
         arrival_seconds = finished.work.arrival_seconds

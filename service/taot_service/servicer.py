@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from collections.abc import AsyncIterator
+from typing import Any, TypeAlias
 
 import grpc
 import grpc.aio
@@ -20,69 +20,52 @@ from taot_planning import __version__
 from taot_service.grpc_gate import CallerJobs
 from taot_service.limits import check_limits
 from taot_service.planner import Planner
-from taot_service.refusal import refusal_of
 from taot_service.session import Session
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
-Answer = TypeVar("Answer")
 
 
 class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
-    """Implements taot_api.v1.PlannerService."""
+    """Implements taot_api.v1.PlannerService; what it raises as ContractError is refused by the `CallGuard`."""
 
     def __init__(self, planner: Planner, jobs: CallerJobs) -> None:
         self._planner, self._jobs = planner, jobs
 
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
         """Opens the session of one group."""
-        return await self._answer(context, lambda: self._open_session(request))
+        _time_remaining(context)
+        return self._open_session(request)
 
     async def ReportRouting(self, request: pb.ReportRoutingRequest, context: Context) -> pb.ReportRoutingResponse:
         """Takes a report; its plan follows in the background."""
-        return await self._answer(context, lambda: self._report_routing(request))
+        _time_remaining(context)
+        return self._report_routing(request)
 
     async def PlanNow(self, request: pb.PlanNowRequest, context: Context) -> pb.PlanNowResponse:
         """Plans while the caller waits."""
-        try:
-            return await self._plan_now(request, timeout_seconds=_time_remaining(context))
-        except ContractError as error:
-            return await self._refuse(context, error)
+        return await self._plan_now(request, timeout_seconds=_time_remaining(context))
 
     async def WatchPlans(self, request: pb.WatchPlansRequest, context: Context) -> AsyncIterator[pb.WatchPlansResponse]:
         """Streams plans until the session ends."""
-        try:
-            session = self._find_session(request.session_id)
-            subscription = self._planner.subscribe(session, after_version=request.after_version)
-        except ContractError as error:
-            await self._refuse(context, error)
+        del context
+        session = self._find_session(request.session_id)
+        subscription = self._planner.subscribe(session, after_version=request.after_version)
         try:
             while True:
                 plan = await subscription.next_plan()
                 yield pb.WatchPlansResponse(plan=encode_plan(plan))
-        except ContractError as error:
-            await self._refuse(context, error)
         finally:
             self._planner.unsubscribe(session, subscription)
 
     async def GetPlan(self, request: pb.GetPlanRequest, context: Context) -> pb.GetPlanResponse:
         """Returns one plan that is still kept."""
-        return await self._answer(context, lambda: self._get_plan(request))
+        _time_remaining(context)
+        return self._get_plan(request)
 
     async def CloseSession(self, request: pb.CloseSessionRequest, context: Context) -> pb.CloseSessionResponse:
         """Closes a session."""
-        return await self._answer(context, lambda: self._close_session(request))
-
-    async def _answer(self, context: Context, decide: Callable[[], Answer]) -> Answer:
-        """Answers with what `decide` returns, or refuses with what it raises."""
-        try:
-            _time_remaining(context)
-            return decide()
-        except ContractError as error:
-            return await self._refuse(context, error)
-
-    async def _refuse(self, context: Context, error: ContractError) -> NoReturn:
-        self._planner.metrics.refusals.labels(error.reason.name).inc()
-        await context.abort(*refusal_of(error))
+        _time_remaining(context)
+        return self._close_session(request)
 
     def _open_session(self, request: pb.OpenSessionRequest) -> pb.OpenSessionResponse:
         # Before the rest is read: what a caller may not open needs no answer to what is wrong with it.

@@ -88,9 +88,10 @@ class HandFedLink(PlannerLink):
 
     def receive(self, *messages: pb.Plan) -> None:
         responses = [pb.WatchPlansResponse(plan=message) for message in messages]
-        self._stub = SimpleNamespace(WatchPlans=lambda request: iter(responses))
+        self._channel = SimpleNamespace(stub=SimpleNamespace(WatchPlans=lambda request: iter(responses)))
         self._session = pb.Session(session_id="s", planner_epoch=messages[0].identity.planner_epoch)
         self._follow()
+        self._channel = None
 
 
 GOOD_L = (with_guest(0, rank=3, slot=0), with_guest(1, rank=2, slot=1))
