@@ -63,23 +63,23 @@ DELIVERY = "end of a pass, the rest"
 OUTSIDE = "collectives and transfers"
 """Not the agent's own time."""
 
-SHARED = ("count choices", "gather, without the collective", "lay out tokens")
+SHARED = ("count choices", "gather, without the collective")
 """What plain expert parallelism does as well."""
 
 PARTS: dict[str, list[Place]] = {
     OUTSIDE: [
-        *((ReadyGroup, name) for name in ("allgather", "broadcast", "alltoall_base", "send", "recv")),
+        *((ReadyGroup, name) for name in ("_allgather_base", "broadcast", "alltoall_base", "send", "recv")),
         (LabellingMover, "label"),
         (Shipment, "wait"),
         (SlotTable, "be_patient"),
     ],
     "count choices": [(layer_agent, "count_choices"), (coordinator, "count_choices")],
     "gather, without the collective": [(layer_agent, "gather_counts"), (coordinator, "gather_counts")],
-    "lay out tokens": [(layer_agent, "lay_out_tokens"), (coordinator, "lay_out_tokens")],
+    "lay out tokens, without agent": [(coordinator, "lay_out_tokens")],
     "what the rank has measured": [(AgentState, "measured")],
     "state the problem": [(layer_agent, "LayerProblem")],
     "plan": [(layer_agent, "plan_layer")],
-    "assign tokens": [(layer_agent, "plan_from_guests")],
+    "assign and lay out tokens": [(layer_agent, "split_pass")],
     "schedule moves": [(layer_agent, "schedule_moves"), (guest_supply, "schedule_moves")],
     "bring guests": [(GuestSupply, "bring")],
     "pack experts": [(LayerRoute, "pack")],

@@ -22,6 +22,7 @@ class PartTimer:
         """Own time of each call, by part."""
 
         self._inner_seconds: list[float] = []
+        """Of each part under way: time spent in other parts, their timers included."""
 
     def clear(self) -> None:
         """Starts again from nothing."""
@@ -38,15 +39,16 @@ class PartTimer:
 
         @functools.wraps(function, updated=())
         def timed_function(*args: Any, **kwargs: Any) -> Any:
+            entered = now()
             inner_seconds.append(0.0)
             started = now()
             try:
                 return function(*args, **kwargs)
             finally:
-                spent = now() - started
-                own_seconds[part].append(spent - inner_seconds.pop())
+                ended = now()
+                own_seconds[part].append(ended - started - inner_seconds.pop())
                 if inner_seconds:
-                    inner_seconds[-1] += spent
+                    inner_seconds[-1] += now() - entered
 
         return timed_function
 

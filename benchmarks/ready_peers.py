@@ -45,17 +45,15 @@ class ReadyGroup:
         self.record: Callable[[], bytes] | None = None
         """What the leader broadcasts, where it is not what this rank offers."""
 
-    def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor]) -> Done:
+    def _allgather_base(self, gathered: torch.Tensor, message: torch.Tensor) -> Done:
         """Peers say what this rank says, except for their counts."""
-        message = inputs[0]
-        rows = torch.stack([message] * len(outputs[0]))
+        rows = gathered.view(-1, message.numel())
+        rows.copy_(message.expand_as(rows))
         num_experts = self._counts_LRE.shape[2]
         if message.dtype == torch.int64 and message.numel() > num_experts:
             rows[:, -num_experts:] = self._counts_LRE[int(message[LAYER])]
             rows[:, READY_BITS] = 2**62 - 1
             rows[self._rank] = message
-        for output, row in zip(outputs[0], rows, strict=True):
-            output.copy_(row)
         return Done()
 
     def broadcast(self, tensors: list[torch.Tensor], options: Any) -> Done:

@@ -160,19 +160,22 @@ class AgentState:
         times_us = round(clock.exposed_seconds * 1e6), round(clock.flight_seconds * 1e6)
         return Measured(*times_us, intra, inter, computed_tokens)
 
-    def note_pass(self, layer: LayerAgent, layer_pass: LayerPass, problem: LayerProblem, *, static_R: IntArray) -> None:
-        """Notes a pass, whose loads would be `static_R` without guests; the leader reports complete micro-batches."""
+    def note_pass(self, layer: LayerAgent, layer_pass: LayerPass, *, static_R: IntArray, planned_R: IntArray) -> None:
+        """Notes a pass, whose loads are to be `planned_R`; the leader reports complete micro-batches."""
         index = layer.route.layer
         computed_R = layer_pass.gathered.computed_tokens_R
         self._settle(index, computed_R)
         if self.mode is StepMode.OBSERVE:
+            problem = LayerProblem(
+                counts_RE=layer_pass.gathered.counts_RE, home_E=layer.home_E, topology=self.timed_topology
+            )
             would_be_R = plan_from_guests(problem, self.planned_guests(index)).loads_R(problem)
             self._add_pass(index, static_R, would_be_R, would_be_R)
         else:
             started = OpenPass(
-                counts_RE=problem.counts_RE,
+                counts_RE=layer_pass.gathered.counts_RE,
                 static_R=static_R,
-                planned_R=layer_pass.plan.loads_beside(static_R, problem.home_E) if layer_pass.has_guests else static_R,
+                planned_R=planned_R,
                 before_R=computed_R,
                 has_guests=layer_pass.has_guests,
             )

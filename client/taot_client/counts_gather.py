@@ -6,6 +6,7 @@ step rest on. What a rank has measured rides along, so that the leader can repor
 
 from __future__ import annotations
 
+import struct
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import torch
 
 from taot_client.device import to_host
 from taot_client.groups import ExpertParallelGroup, all_gather_host, peers_named
-from taot_planning.arrays import IntArray, read_only
+from taot_planning.arrays import MAX_COUNT, IntArray
 from taot_planning.kernel import kernel
 
 NO_STEP = -1
@@ -61,6 +62,13 @@ class Measured(NamedTuple):
 
 _COMPUTED_TOKENS = Measured._fields.index("computed_tokens")
 
+_HEADER_WORDS = 6 + len(Measured._fields)
+_HEADER = struct.Struct(f"={_HEADER_WORDS}q")
+"""What stands before the counts in a message: step, micro-batch, layer, valid tokens, ready bits, weight changes, and
+what the rank has measured."""
+
+_NOTHING_MEASURED = Measured()
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class LocalCounts:
@@ -81,7 +89,7 @@ class GatheredCounts:
     """What all ranks said."""
 
     counts_RE: IntArray
-    """Tokens of each source rank for each expert. Shape: [ranks, experts]."""
+    """Tokens of each source rank for each expert, read-only. Shape: [ranks, experts]."""
 
     valid_tokens_R: IntArray
     """Tokens with at least one valid choice on each rank. Shape: [ranks]."""
@@ -115,7 +123,7 @@ def count_choices(experts_TK: torch.Tensor, *, num_experts: int) -> LocalCounts:
         num_experts: experts in the layer.
     """
     if experts_TK.device.type == "cpu":
-        counted_N = _count_on_host(read_only(experts_TK.numpy()), num_experts)
+        counted_N = _count_on_host(np.ascontiguousarray(experts_TK.numpy(), dtype=np.int64), num_experts)
     else:
         counted_N = _count_on_device(experts_TK, num_experts)
     return LocalCounts(
@@ -149,9 +157,25 @@ def _count_on_host(experts_TK: IntArray, num_experts: int) -> IntArray:
     return counted_N
 
 
+@kernel
+def _take_counts(rows_RN: IntArray, counts_RE: IntArray) -> bool:
+    """Copies the counts behind the headers; whether all are in range and all ranks at the same place of the program."""
+    num_ranks, num_experts = counts_RE.shape
+    header = rows_RN.shape[1] - num_experts
+    is_right = True
+    for rank in range(num_ranks):
+        for place in range(3):
+            is_right &= rows_RN[rank, place] == rows_RN[0, place]
+        for expert in range(num_experts):
+            counts_RE[rank, expert] = rows_RN[rank, header + expert]
+            is_right &= 0 <= counts_RE[rank, expert] <= MAX_COUNT
+    return is_right
+
+
 def warm_up() -> None:
-    """Compiles the kernel, so that no first call in a training step does."""
+    """Compiles the kernels, so that no first call in a training step does."""
     count_choices(torch.zeros(1, 1, dtype=torch.int64), num_experts=1)
+    _take_counts(np.zeros((1, _HEADER_WORDS + 1), dtype=np.int64), np.empty((1, 1), dtype=np.int64))
 
 
 def gather_counts(
@@ -161,34 +185,47 @@ def gather_counts(
     site: CallSite,
     ready_bits: int = 0,
     weight_changes: int = 0,
-    measured: Measured | None = None,
+    measured: Measured = _NOTHING_MEASURED,
 ) -> GatheredCounts:
     """Gathers the counts of all ranks. Collective, on the host.
 
     Raises:
         RuntimeError: if the ranks are at different places of the program; every rank says so.
+        ValueError: if a rank has sent a count that is none.
     """
-    header = [site.step, site.micro_batch, site.layer, local.valid_tokens, ready_bits, weight_changes]
-    header += measured or Measured()
-    message = np.empty(len(header) + local.counts_E.size, dtype=np.int64)
-    message[: len(header)] = header
-    message[len(header) :] = local.counts_E
+    message = np.empty(_HEADER_WORDS + local.counts_E.size, dtype=np.int64)
+    _HEADER.pack_into(
+        message.data,
+        0,
+        *(site.step, site.micro_batch, site.layer, local.valid_tokens, ready_bits, weight_changes),
+        *measured,
+    )
+    message[_HEADER_WORDS:] = local.counts_E
     with peers_named("the counts gather of", site):
         rows = all_gather_host(group.counts, torch.from_numpy(message), size=group.size).numpy()
-    _check_sites(rows[:, :3])
+    counts_RE = np.empty((group.size, local.counts_E.size), dtype=np.int64)
+    if not _take_counts(rows, counts_RE):
+        _refuse(rows, counts_RE)
+    counts_RE.setflags(write=False)
     return GatheredCounts(
-        counts_RE=rows[:, len(header) :],
+        counts_RE=counts_RE,
         valid_tokens_R=rows[:, 3],
         ready_bits_R=rows[:, 4],
         weight_changes_R=rows[:, 5],
-        measured_RM=rows[:, 6 : len(header)],
+        measured_RM=rows[:, 6:_HEADER_WORDS],
     )
 
 
-def _check_sites(sites_R3: IntArray) -> None:
+def _refuse(rows_RN: IntArray, counts_RE: IntArray) -> None:
+    """Raises the error for what ranks have sent."""
+    sites_R3 = rows_RN[:, :3]
     if (sites_R3 != sites_R3[0]).any():
         places = "; ".join(
             f"rank {rank}: step {step}, micro-batch {micro_batch}, layer {layer}"
             for rank, (step, micro_batch, layer) in enumerate(sites_R3.tolist())
         )
         raise RuntimeError(f"the ranks of the group are at different places of the program: {places}")
+    rank, expert = np.argwhere((counts_RE < 0) | (counts_RE > MAX_COUNT))[0].tolist()
+    raise ValueError(
+        f"counts must be between 0 and 2^31-1, rank {rank} has sent {counts_RE[rank, expert]} for expert {expert}"
+    )

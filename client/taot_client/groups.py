@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import socket
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import cast
@@ -152,29 +150,33 @@ class GroupError(RuntimeError):
     """A rank of the group has gone or does not answer; the message says during what."""
 
 
-@contextmanager
-def peers_named(*what: object) -> Iterator[None]:
+class peers_named:  # noqa: N801 - used like a function; a generator would cost more than what it surrounds
     """Says in the error of a collective what the ranks were about; the framework's own names a socket.
-
-    Args:
-        what: the words of it, made into text only when they are needed.
 
     Raises:
         GroupError: if the collective fails.
     """
-    try:
-        yield
-    except RuntimeError as error:
-        raise GroupError(
-            f"during {' '.join(map(str, what))} a rank of the group has left or does not answer: {error}"
-        ) from error
+
+    def __init__(self, *what: object) -> None:
+        """Surrounds `what`, in words that are made into text only when they are needed."""
+        self._what = what
+
+    def __enter__(self) -> None:
+        """The collective begins."""
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """The collective has ended."""
+        if isinstance(error, RuntimeError):
+            raise GroupError(
+                f"during {' '.join(map(str, self._what))} a rank of the group has left or does not answer: {error}"
+            ) from error
 
 
-def all_gather_host(group: dist.ProcessGroup, values: torch.Tensor, *, size: int) -> torch.Tensor:
-    """Gathers equal-shaped host tensors of all ranks. Returns [size, *values.shape]."""
-    gathered = torch.empty((size, *values.shape), dtype=values.dtype)
-    group.allgather([list(gathered.unbind(0))], [values]).wait()
-    return gathered
+def all_gather_host(group: dist.ProcessGroup, values_N: torch.Tensor, *, size: int) -> torch.Tensor:
+    """Gathers a host vector of each rank, of equal length. Shape: [size, length]."""
+    gathered = torch.empty(size * values_N.numel(), dtype=values_N.dtype)
+    group._allgather_base(gathered, values_N).wait()  # which cuts it into rows by itself
+    return gathered.view(size, -1)
 
 
 def all_gather_text(group: dist.ProcessGroup, text: str, *, size: int) -> list[str]:

@@ -18,14 +18,14 @@ from taot_client.layer_pass import LayerPass
 from taot_client.measuring.gain import most_saved_us, without_vain_guests
 from taot_client.measuring.layer_meter import LayerMeter
 from taot_client.parallel_experts import ParallelExperts
+from taot_client.pass_split import split_pass
 from taot_client.pinned_passes import PinnedPasses
 from taot_client.planner.step_record import StepMode
-from taot_client.token_layout import lay_out_tokens
 from taot_client.transfers.guest_gradients import GradientExchange, enter_guests, exit_guests
 from taot_client.transfers.guest_supply import GuestSupply
 from taot_client.transfers.layer_route import LayerRoute
 from taot_client.transfers.transfer_schedule import schedule_moves
-from taot_planning import EMPTY_SLOT, LayerProblem, plan_from_guests, plan_layer, rank_loads
+from taot_planning import EMPTY_SLOT, LayerProblem, plan_layer
 from taot_planning.arrays import IntArray
 
 
@@ -47,7 +47,7 @@ class LayerAgent:
         self.pins = PinnedPasses(layer=route.name)
         self._state = state
         self._parallel = parallel
-        self._home_E = parallel.home_E
+        self.home_E = parallel.home_E
         self._fast_options = replace(state.spec.options, effort="fast")
         self._plain = PlainCoordinator(parallel.group, parallel.home_E)
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
@@ -175,7 +175,7 @@ class LayerAgent:
             micro_batch=self.pins.next_index(state.micro_batch_index),
             layer=self.route.layer,
         )
-        local = count_choices(experts_TK, num_experts=self._home_E.size)
+        local = count_choices(experts_TK, num_experts=self.home_E.size)
         state.note_invalid_ids(local.invalid_ids, layer=self.route.name)
         gathered = gather_counts(
             self._parallel.group,
@@ -188,32 +188,26 @@ class LayerAgent:
         if state.weight_changes.hear(gathered.weight_changes_R):
             state.renew_guests()
             gathered = replace(gathered, ready_bits_R=np.zeros_like(gathered.ready_bits_R))
-        problem = LayerProblem(
-            counts_RE=gathered.counts_RE,
-            home_E=self._home_E,
-            topology=state.timed_topology,
-            # Which guests are there matters to those alone who place others.
-            resident_RK=self.supply.resident_RK if state.mode in (StepMode.INLINE, StepMode.BLOCKING) else None,
-        )
-        static_R = self._static_R = rank_loads(problem.counts_RE, problem.home_E)
-        plan = plan_from_guests(problem, self._place(site, gathered, problem))
-        layout = lay_out_tokens(
+        split = split_pass(
             rank=rank,
-            counts_SE=problem.counts_RE,
-            home_E=problem.home_E,
-            guests_RK=plan.guests_RK,
-            quota_SRK=plan.quota_SRK,
+            counts_SE=gathered.counts_RE,
+            home_E=self.home_E,
+            topology=state.timed_topology,
+            guests_RK=self._place(site, gathered),
         )
+        self._static_R = split.static_R
+        exchange = self._make_exchange(site, split.plan.guests_RK)
         layer_pass = LayerPass(
             site=site,
             experts_TK=experts_TK,
             gathered=gathered,
-            plan=plan,
-            layout=layout,
-            exchange=self._make_exchange(site, plan.guests_RK),
-            slots=[slot for slot, guest in enumerate(plan.guests_RK[rank].tolist()) if guest != EMPTY_SLOT],
+            plan=split.plan,
+            layout=split.layout,
+            exchange=exchange,
+            slots=[slot for slot, guest in enumerate(split.plan.guests_RK[rank].tolist()) if guest != EMPTY_SLOT],
+            has_guests=split.has_guests,
         )
-        state.note_pass(self, layer_pass, problem, static_R=static_R)
+        state.note_pass(self, layer_pass, static_R=split.static_R, planned_R=split.planned_R)
         return layer_pass
 
     def _patience_seconds(self) -> float:
@@ -223,7 +217,7 @@ class LayerAgent:
         most_us = most_saved_us(self._static_R, token_us=self.meter.token_microseconds())
         return min(most_us * 1e-6, self._state.transfer_timeout_seconds)
 
-    def _place(self, site: CallSite, gathered: GatheredCounts, problem: LayerProblem) -> IntArray:
+    def _place(self, site: CallSite, gathered: GatheredCounts) -> IntArray:
         """The guests that this pass may use, decided from what all ranks have gathered."""
         mode = self._state.mode
         self._state.note_mode()
@@ -236,6 +230,12 @@ class LayerAgent:
             # While another micro-batch still needs the slots for its backward, its guests are the guests.
             # Forwards and backwards alternate alike on all ranks, so all of them decide alike.
             if not (self.supply.holds_for_backward and self.pins.num_in_flight):
+                problem = LayerProblem(
+                    counts_RE=gathered.counts_RE,
+                    home_E=self.home_E,
+                    topology=self._state.timed_topology,
+                    resident_RK=self.supply.resident_RK,
+                )
                 wanted_RK = self._wanted(mode, site, gathered, problem)
                 if wanted_RK is None:
                     self._state.note_fallback("no_answer")
@@ -264,7 +264,7 @@ class LayerAgent:
             return None
         return GradientExchange(
             route=self.route,
-            moves=schedule_moves(guests_RK, self._home_E, relay_nodes_R=self._state.relay_nodes_R),
+            moves=schedule_moves(guests_RK, self.home_E, relay_nodes_R=self._state.relay_nodes_R),
             mover=self._state.gradient_mover,
             step=site.step,
         )

@@ -13,7 +13,11 @@ from taot_client.transfers.guest_gradients import GradientExchange, gate_weights
 class _Ticket:
     """Joins a gate with its pass."""
 
+    is_trained: bool
+    """Whether the weights have gradients to wait for."""
+
     exchange: GradientExchange | None = None
+    """Of the pass; None until it is known."""
 
 
 class LayerGates:
@@ -30,11 +34,8 @@ class LayerGates:
         self._collect = collect
         self._prepared: tuple[_Ticket, Weights] | None = None
         self._current: _Ticket | None = None
-
-    @property
-    def is_trained(self) -> bool:
-        """Whether the weights have gradients to wait for."""
-        return all(weight.requires_grad for weight in self._experts.tensors())
+        self.is_trained = False
+        """Whether the weights of the forward at hand have gradients to wait for."""
 
     def prepare(self) -> None:
         """Makes the gate of the next forward now: the earlier it is made, the later its backward waits."""
@@ -48,11 +49,13 @@ class LayerGates:
         """The weights behind the prepared gate, or behind a new one where there is none or `is_new` asks for it."""
         prepared, self._prepared = self._prepared, None
         self._current, gated = self._make() if prepared is None or is_new else prepared
+        self.is_trained = self._current.is_trained
         return gated
 
     def pass_by(self) -> None:
         """Notes a forward that needs no gate."""
         self._prepared = self._current = None
+        self.is_trained = _are_trained(self._experts.tensors())
 
     def join(self, exchange: GradientExchange | None) -> None:
         """Says whose gradients the gate entered last waits for."""
@@ -60,8 +63,9 @@ class LayerGates:
             self._current.exchange = exchange
 
     def _make(self) -> tuple[_Ticket, Weights]:
-        ticket, weights = _Ticket(), self._experts.tensors()
-        if not self.is_trained:
+        weights = self._experts.tensors()
+        ticket = _Ticket(is_trained=_are_trained(weights))
+        if not ticket.is_trained:
             return ticket, weights
 
         def collect() -> list[tuple[int, Weights]]:
@@ -69,3 +73,7 @@ class LayerGates:
             return self._collect(ticket.exchange)
 
         return ticket, gate_weights(weights, collect=collect, split=self._experts.split)
+
+
+def _are_trained(weights: Weights) -> bool:
+    return all([weight.requires_grad for weight in weights])  # noqa: C419 - a generator takes longer

@@ -9,7 +9,7 @@ import torch
 from taot_client.counts_gather import CallSite, GatheredCounts
 from taot_client.token_layout import TokenLayout
 from taot_client.transfers.guest_gradients import GradientExchange
-from taot_planning import EMPTY_SLOT, LayerPlan
+from taot_planning import LayerPlan
 
 
 @dataclass(eq=False, kw_only=True)
@@ -37,10 +37,8 @@ class LayerPass:
     slots: list[int] = field(default_factory=list)
     """This rank's guest slots in use, in the order of their tokens."""
 
+    has_guests: bool = False
+    """Whether any rank computes a guest."""
+
     holds_slots: bool = False
     """Whether the slots are kept for this pass's backward."""
-
-    @property
-    def has_guests(self) -> bool:
-        """Whether any rank computes a guest."""
-        return bool((self.plan.guests_RK != EMPTY_SLOT).any())

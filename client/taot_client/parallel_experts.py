@@ -7,6 +7,8 @@ an `Agent` has been attached to the model.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
+
 import numpy as np
 import torch
 from torch import nn
@@ -78,7 +80,7 @@ class ParallelExperts:
             The home tensors to hand to `apply`, and the choice to repeat when this forward is a recomputation, else
             None. Shape: [tokens, choices].
         """
-        with _disable_current_modes():
+        with _unseen():
             return self.coordinator.gate(self.experts.tensors()), self.coordinator.pinned_choice()
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -130,7 +132,7 @@ class ParallelExperts:
         """
         if home_tensors is None:
             home_tensors, pinned_TK = self.begin()
-            with _disable_current_modes():
+            with _unseen():
                 _check_recomputation(experts_TK, pinned_TK)
         if experts_TK.shape[0] * rows_per_token != x_MD.shape[0]:
             raise RuntimeError(
@@ -138,11 +140,11 @@ class ParallelExperts:
                 " recomputation must see the tokens of its forward, so wrap both in the same"
                 " `agent.micro_batch(index)`"
             )
-        with _disable_current_modes():
+        with _unseen():
             layer_pass = self.coordinator.admit(experts_TK)
 
         received_ND, sent_order = self._dispatch(x_MD, layer_pass, pairs_per_row=experts_TK.shape[1] // rows_per_token)
-        with _disable_current_modes():
+        with _unseen():
             self.coordinator.dispatched()
         computed_ND = self._compute(received_ND, home_tensors, layer_pass)
         returned_MD = exchange_rows(
@@ -187,7 +189,7 @@ class ParallelExperts:
         home_tokens = x_home.split(layout.tokens_C[: layout.num_home])
         with self.coordinator.computing(x_home.shape[0]):
             outputs = expert_outputs(self.experts, home_tokens, self.experts.split(home_tensors))
-        with _disable_current_modes():
+        with _unseen():
             x_guest, guest_weights = self.coordinator.guests(layer_pass, x_guest)
         guest_tokens = [tokens for tokens in layout.tokens_C[layout.num_home :] if tokens]
         # Without guests there are no rows either, but the graph goes on through them.
@@ -195,10 +197,18 @@ class ParallelExperts:
         if guest_weights:
             with self.coordinator.computing(x_guest.shape[0]):
                 computed = expert_outputs(self.experts, x_guest.split(guest_tokens), guest_weights)
-        with _disable_current_modes():
+        with _unseen():
             outputs += self.coordinator.leave_guests(layer_pass, computed)
         # One dtype on all ranks, whatever autocast made of the experts: rows are exchanged next.
         return _ungroup(torch.cat(outputs).to(received_ND.dtype), group_order)
+
+
+_NOTHING_TO_DISABLE = nullcontext()
+
+
+def _unseen() -> AbstractContextManager[object]:
+    """Hides what is done inside from dispatch modes; where there are none, finding that out is all it costs."""
+    return _disable_current_modes() if torch._C._len_torch_dispatch_stack() else _NOTHING_TO_DISABLE
 
 
 def _ungroup(grouped_ND: torch.Tensor, group_order: torch.Tensor) -> torch.Tensor:

@@ -59,15 +59,22 @@ def lay_out_tokens(
     """
     # Read-only arrays all: the kernels are compiled once, not again for every caller in the middle of a step.
     arrays = read_only(counts_SE), read_only(home_E), read_only(guests_RK), read_only(quota_SRK)
-    send_order, group_order, sizes_N = _lay_out(rank, *arrays)
-    sizes, num_ranks = sizes_N.tolist(), guests_RK.shape[0]
+    send_order, group_order, sizes_N = lay_out(rank, *arrays)
+    return made_layout(send_order, group_order, sizes_N.tolist(), shape=guests_RK.shape)
+
+
+def made_layout(
+    send_order: IntArray, group_order: IntArray, sizes: list[int], *, shape: tuple[int, ...]
+) -> TokenLayout:
+    """The layout of what `lay_out` returns for guests of a shape, [ranks, slots]."""
+    num_ranks, num_slots = shape
     return TokenLayout(
         send_order=send_order,
         send_splits=sizes[:num_ranks],
         receive_splits=sizes[num_ranks : 2 * num_ranks],
         group_order=group_order,
         tokens_C=sizes[2 * num_ranks :],
-        num_home=len(sizes) - 2 * num_ranks - guests_RK.shape[1],
+        num_home=len(sizes) - 2 * num_ranks - num_slots,
     )
 
 
@@ -159,7 +166,7 @@ def _lay_out_receiving(
 
 
 @kernel
-def _lay_out(
+def lay_out(
     rank: int, counts_SE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
     """The orders of sending and of grouping, and in one array the pairs sent to each rank, from each, of each copy."""

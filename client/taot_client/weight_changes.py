@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
-
 from taot_planning.arrays import IntArray
 
 
@@ -20,7 +18,7 @@ class WeightChanges:
     def begin_step(self) -> None:
         """Starts from nothing: a step sends for its guests anyway."""
         self.num_announced = 0
-        self._agreed_R: IntArray = np.zeros(self._num_ranks, dtype=np.int64)
+        self._agreed_R = [0] * self._num_ranks
 
     def announce(self) -> None:
         """Notes that weights of this rank have changed; heard by all ranks at their next gather."""
@@ -28,7 +26,6 @@ class WeightChanges:
 
     def hear(self, announced_R: IntArray) -> bool:
         """Takes what all ranks have announced in this step; whether any of it is new. Shape: [ranks]."""
-        is_new = bool((announced_R != self._agreed_R).any())
-        if is_new:
-            self._agreed_R = announced_R.copy()
-        return is_new
+        # Lists, since comparing arrays of a few ranks takes longer.
+        before_R, self._agreed_R = self._agreed_R, announced_R.tolist()
+        return self._agreed_R != before_R

@@ -53,11 +53,13 @@ def split_tokens(problem: LayerProblem, guests_RK: IntArray) -> tuple[IntArray, 
     """
     topology = problem.topology
     caps_R = NO_CAPS if topology.token_cap_R is None else topology.token_cap_R
-    return _split(problem.counts_RE, problem.home_E, topology.nodes_R, topology.speeds_R, caps_R, read_only(guests_RK))
+    return split_copies(
+        problem.counts_RE, problem.home_E, topology.nodes_R, topology.speeds_R, caps_R, read_only(guests_RK)
+    )
 
 
 @kernel
-def _split(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
+def split_copies(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
     counts_RE: IntArray,
     home_E: IntArray,
     nodes_R: IntArray,
@@ -65,7 +67,10 @@ def _split(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects t
     caps_R: IntArray,
     guests_RK: IntArray,
 ) -> tuple[IntArray, IntArray]:
-    """Does what `split_tokens` does: one kernel, since ranks call it in the middle of a training step."""
+    """Does what `split_tokens` does: one kernel, since ranks call it in the middle of a training step.
+
+    All arrays are read-only; `caps_R` may be `NO_CAPS`.
+    """
     copies_CF = list_copies(home_E, nodes_R, guests_RK)
     tokens_RK = load_copies(counts_RE, home_E, copies_CF, speeds_R, caps_R, guests_RK.shape[1])
     tokens_RK = reduce_crossings(counts_RE, nodes_R, copies_CF, tokens_RK)

@@ -13,7 +13,7 @@ from taot_planning.explanation import Explanation
 from taot_planning.guest_moves import list_moves
 from taot_planning.kernel import kernel
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import imbalance, loads_with_guests, moved_loads, rank_loads
+from taot_planning.load import imbalance, loads_with_guests, rank_loads
 from taot_planning.step_time import predict_seconds
 
 EMPTY_SLOT = -1
@@ -86,10 +86,6 @@ class LayerPlan:
     def loads_R(self, problem: LayerProblem) -> IntArray:
         """Tokens each rank computes under this plan, home and guests together. Shape: [ranks]."""
         return loads_with_guests(problem.counts_RE, problem.home_E, self.guests_RK, self.quota_SRK)
-
-    def loads_beside(self, static_R: IntArray, home_E: IntArray) -> IntArray:
-        """The same, where the loads without guests are known. Shape: [ranks]."""
-        return moved_loads(static_R, home_E, self.guests_RK, self.quota_SRK)
 
     def stats(self, problem: LayerProblem) -> PlanStats:
         """What the plan achieves on `problem`, the counts it was made for."""

@@ -112,3 +112,17 @@ def test_ranks_at_different_places_all_say_where_everybody_is(other: CallSite, p
         assert "rank 0: step 3, micro-batch 1, layer 2" in message
         assert place in message
         assert "rank 2: step 3, micro-batch 1, layer 2" in message
+
+
+@pytest.mark.parametrize("count", [-1, 2**31])
+def test_counts_that_are_none_are_refused_on_every_rank(count: int) -> None:
+    def body(rank: Rank) -> str:
+        local, _, _ = said_by(rank.group.rank)
+        if rank.group.rank == 1:
+            local.counts_E[4] = count
+        with pytest.raises(ValueError, match="counts must be between") as refusal:
+            gather_counts(rank.group, local, site=SITE)
+        return str(refusal.value)
+
+    for message in run_ranks(2, body):
+        assert f"rank 1 has sent {count} for expert 4" in message

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from forced_splits import forced_split
 from rank_threads import run_ranks
 from tiny_moe import (
     DenseMoE,
@@ -26,7 +27,6 @@ from tiny_moe import (
 from torch.utils.checkpoint import checkpoint
 
 from taot_client import Agent, AgentOptions, layer_agent
-from taot_planning import LayerPlan
 
 # They train: too long for `make check`.
 pytestmark = pytest.mark.slow
@@ -234,15 +234,14 @@ def test_ranks_with_different_models_all_stop_and_name_the_field():
 
 def test_a_home_expert_whose_tokens_all_went_to_guests_gets_their_gradients(monkeypatch):
     # No plan would do that for balance alone: force it, so that homes compute nothing at all.
-    def everything_to_guests(problem, guests_RK):
-        quota_SRK = np.zeros((problem.num_ranks, *guests_RK.shape), dtype=np.int64)
+    def everything_to_guests(counts_SE, guests_RK):
+        quota_SRK = np.zeros((counts_SE.shape[0], *guests_RK.shape), dtype=np.int64)
         for expert in np.unique(guests_RK[guests_RK >= 0]):
             rank, slot = np.argwhere(guests_RK == expert)[0]
-            quota_SRK[:, rank, slot] = problem.counts_RE[:, expert]
-        used_RK = quota_SRK.any(axis=0)
-        return LayerPlan(guests_RK=np.where(used_RK, guests_RK, -1), quota_SRK=quota_SRK)
+            quota_SRK[:, rank, slot] = counts_SE[:, expert]
+        return quota_SRK
 
-    monkeypatch.setattr(layer_agent, "plan_from_guests", everything_to_guests)
+    monkeypatch.setattr(layer_agent, "split_pass", forced_split(everything_to_guests))
     monkeypatch.setattr(layer_agent, "plan_layer", lambda problem, **_: SimpleNamespace(guests_RK=SWAPPED_RK))
     config = TinyConfig(num_experts=2, num_layers=2, tokens_by_rank=(30, 20), dtype=torch.float64)
     got = run(config, options(num_slots=1), num_steps=2, num_ranks=2)

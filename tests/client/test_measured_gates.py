@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import pytest
 import torch
+from forced_splits import stale_layout
 from link_samples import eventually
 from rank_threads import Rank, run_ranks
 from tiny_moe import FixedRouter, TinyConfig, TinyMoE, loss_of, tiny_options
@@ -252,19 +253,10 @@ def test_deterministic_training_measures_nothing_that_decides() -> None:
 # Realised imbalance.
 
 
-def stale(lay_out: Callable) -> Callable:
-    """A layout that sends guests a token of each source at most, whatever the plan says: on all ranks alike."""
-
-    def lay_out_tokens(*, quota_SRK, **arguments):
-        return lay_out(quota_SRK=np.minimum(quota_SRK, 1), **arguments)
-
-    return lay_out_tokens
-
-
 def test_imbalances_are_those_of_tokens_that_were_really_computed(monkeypatch: pytest.MonkeyPatch) -> None:
     options = tiny_options(ranks_per_node=2, tolerance=0.1)
     right = alike(run_ranks(RANKS, lambda rank: train(rank, options, num_steps=2)[0]))
-    monkeypatch.setattr(layer_agent, "lay_out_tokens", stale(layer_agent.lay_out_tokens))
+    monkeypatch.setattr(layer_agent, "split_pass", stale_layout(layer_agent.split_pass))
     broken = alike(run_ranks(RANKS, lambda rank: train(rank, options, num_steps=2)[0]))
     for each in right:
         assert each.imbalance["layers.0"] <= 0.1
@@ -275,7 +267,7 @@ def test_imbalances_are_those_of_tokens_that_were_really_computed(monkeypatch: p
 
 
 def test_reports_tell_what_the_ranks_computed_in_the_micro_batch_before(planner, monkeypatch) -> None:
-    monkeypatch.setattr(layer_agent, "lay_out_tokens", stale(layer_agent.lay_out_tokens))
+    monkeypatch.setattr(layer_agent, "split_pass", stale_layout(layer_agent.split_pass))
     options = tiny_options(
         ranks_per_node=2, tolerance=0.1, planner_address=planner.address, plan_source="blocking", group="computed"
     )

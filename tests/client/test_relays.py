@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from forced_splits import forced_split
 from rank_threads import Rank, run_ranks
 from tiny_moe import (
     FixedRouter,
@@ -31,7 +32,6 @@ from taot_client.agent_state import AgentState
 from taot_client.transfers import gloo_mover
 from taot_client.transfers.slot_table import SlotTable
 from taot_client.transfers.transfer_schedule import Move
-from taot_planning import LayerPlan
 from taot_planning.arrays import IntArray
 
 LONG_SECONDS = 30.0
@@ -179,12 +179,12 @@ def test_the_counters_say_that_weights_and_gradients_cross_once_each(monkeypatch
 
 def test_a_rank_whose_own_guest_gets_no_tokens_still_passes_it_on(monkeypatch):
     # Rank 2 relays the weights to rank 3, and has no part in the pass: the gradients of rank 3 cross by themselves.
-    def all_to_the_last(problem, guests_RK):
-        quota_SRK = np.zeros((problem.num_ranks, *guests_RK.shape), dtype=np.int64)
-        quota_SRK[:, 3, 0] = problem.counts_RE[:, 0]
-        return LayerPlan(guests_RK=np.where(quota_SRK.any(axis=0), guests_RK, -1), quota_SRK=quota_SRK)
+    def all_to_the_last(counts_SE, guests_RK):
+        quota_SRK = np.zeros((counts_SE.shape[0], *guests_RK.shape), dtype=np.int64)
+        quota_SRK[:, 3, 0] = counts_SE[:, 0]
+        return quota_SRK
 
-    monkeypatch.setattr(layer_agent, "plan_from_guests", all_to_the_last)
+    monkeypatch.setattr(layer_agent, "split_pass", forced_split(all_to_the_last))
     monkeypatch.setattr(layer_agent, "plan_layer", lambda problem, **_: SimpleNamespace(guests_RK=EVERYWHERE_RK))
     got = run(CONFIG, options(num_slots=1), num_steps=2)
     assert crossings(got) == (2 * 2 * 2, 1 * 2 * 2)

@@ -230,9 +230,9 @@ def test_a_step_goes_on_after_an_exception_in_the_midst_of_guests():
 
 
 def test_ranks_plan_with_the_guests_that_a_set_holds_for_the_layer_at_hand_and_no_others(monkeypatch):
-    real_admit, seen = LayerAgent._place, {}
+    real_wanted, seen = LayerAgent._wanted, {}
 
-    def watched(layer, site, gathered, problem):
+    def watched(layer, mode, site, gathered, problem):
         resident_RK = problem.resident_RK
         if resident_RK is None:
             resident_RK = layer.supply.no_guests()
@@ -240,9 +240,9 @@ def test_ranks_plan_with_the_guests_that_a_set_holds_for_the_layer_at_hand_and_n
         for slot, expert in zip(layer.supply.slots.slots, resident_RK[layer.route.rank], strict=True):
             if expert >= 0:  # its label says so
                 layer.route.check_label(slot.buffer, expert=int(expert), epoch=layer._state.weight_epoch)
-        return real_admit(layer, site, gathered, problem)
+        return real_wanted(layer, mode, site, gathered, problem)
 
-    monkeypatch.setattr(LayerAgent, "_place", watched)
+    monkeypatch.setattr(LayerAgent, "_wanted", watched)
 
     def accumulate(agent: Agent, model: TinyMoE, rank: Rank) -> None:
         for index in range(2):

@@ -5,7 +5,8 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 
 import torch
 
@@ -15,6 +16,25 @@ from taot_client.transfers.shipment import TransferClock
 
 _RECENT_STEPS = 16
 """Steps of which the fastest tells the time of a token: others were warming up, or shared the device."""
+
+
+class _Computing(AbstractContextManager[None]):
+    """A forward of experts under way."""
+
+    def __init__(self, meter: LayerMeter, lap: AbstractContextManager[None], new_tokens: int) -> None:
+        self._meter = meter
+        self._lap = lap
+        self._new_tokens = new_tokens
+
+    def __enter__(self) -> None:
+        self._lap.__enter__()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._lap.__exit__(kind, error, trace)
+        if error is None:
+            self._meter.computed_tokens += self._new_tokens
 
 
 class LayerMeter:
@@ -44,13 +64,9 @@ class LayerMeter:
         if not self.reach_seconds:
             self.reach_seconds = time.monotonic() - self._began
 
-    @contextmanager
-    def computing(self, tokens: int, *, is_repeat: bool) -> Iterator[None]:
+    def computing(self, tokens: int, *, is_repeat: bool) -> AbstractContextManager[None]:
         """Times the forward of experts over so many tokens; those of a recomputation are not counted again."""
-        with self._computing.running(tokens=tokens):
-            yield
-        if not is_repeat:
-            self.computed_tokens += tokens
+        return _Computing(self, self._computing.running(tokens=tokens), 0 if is_repeat else tokens)
 
     @contextmanager
     def exposed(self) -> Iterator[None]:

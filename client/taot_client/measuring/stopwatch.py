@@ -36,20 +36,37 @@ class Stopwatch(Protocol):
         """What has been measured so far. Never waits."""
 
 
+class _Lap(AbstractContextManager[None]):
+    """A piece of work under way; a generator would take as long as some of the work does."""
+
+    def __init__(self, stopwatch: HostStopwatch, tokens: int) -> None:
+        self._stopwatch = stopwatch
+        self._tokens = tokens
+        self._started = 0.0
+
+    def __enter__(self) -> None:
+        self._started = self._stopwatch.now()
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None:
+            self._stopwatch.add(self._stopwatch.now() - self._started, tokens=self._tokens)
+
+
 class HostStopwatch:
     """For work that is done when the call returns."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self._now = now
+        self.now = now
         self._seconds = 0.0
         self._tokens = 0
 
-    @contextmanager
-    def running(self, *, tokens: int = 0) -> Iterator[None]:
+    def running(self, *, tokens: int = 0) -> AbstractContextManager[None]:
         """See `Stopwatch`."""
-        started = self._now()
-        yield
-        self._seconds += self._now() - started
+        return _Lap(self, tokens)
+
+    def add(self, seconds: float, *, tokens: int) -> None:
+        """Adds work that has ended well."""
+        self._seconds += seconds
         self._tokens += tokens
 
     def total(self) -> Timed:

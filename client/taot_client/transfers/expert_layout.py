@@ -66,24 +66,24 @@ class ExpertLayout:
 
     def views(self, buffer: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """The expert's tensors as views of a flat uint8 buffer."""
-        if self._cuts is not None:
-            parts = buffer.view(self.dtypes[0]).split_with_sizes(self._cuts)[::2]
-            return tuple(part.view(shape) for part, shape in zip(parts, self.shapes, strict=True))
+        if self._strided is not None:
+            flat = buffer.view(self.dtypes[0])
+            start = flat.storage_offset()
+            return tuple([flat.as_strided(shape, strides, start + offset) for shape, strides, offset in self._strided])
         spans = zip(self.shapes, self.dtypes, self.offsets_bytes, self._ends_bytes, strict=True)
         return tuple(buffer[start:end].view(dtype).view(shape) for shape, dtype, start, end in spans)
 
     @cached_property
-    def _cuts(self) -> list[int] | None:
-        """Elements of each tensor and of the gap behind it, the label in the last; None where dtypes differ.
+    def _strided(self) -> list[tuple[torch.Size, tuple[int, ...], int]] | None:
+        """Shape, strides and first element of each tensor; None where dtypes differ.
 
-        So that all views are cut at once.
+        So that each view is made in one go.
         """
         if len(set(self.dtypes)) != 1:
             return None
-        nexts_bytes = (*self.offsets_bytes[1:], self.buffer_bytes)
-        edges = zip(self.offsets_bytes, self._ends_bytes, nexts_bytes, strict=True)
-        cuts_bytes = [cut for start, end, following in edges for cut in (end - start, following - end)]
-        return [cut // self.dtypes[0].itemsize for cut in cuts_bytes]
+        strides = [tuple(math.prod(shape[axis + 1 :]) for axis in range(len(shape))) for shape in self.shapes]
+        offsets = [offset // self.dtypes[0].itemsize for offset in self.offsets_bytes]
+        return list(zip(self.shapes, strides, offsets, strict=True))
 
     @cached_property
     def _ends_bytes(self) -> tuple[int, ...]:

@@ -14,7 +14,7 @@ from taot_client.parallel_experts import ParallelExperts
 from taot_client.transfers.layer_route import LayerRoute
 from taot_client.transfers.shipment import Shipment, WaitClock
 from taot_client.transfers.slot_table import SlotState, SlotTable
-from taot_client.transfers.transfer_schedule import Move, align_guests, schedule_moves
+from taot_client.transfers.transfer_schedule import Move, align_guests, guests_there, part_guests, schedule_moves
 from taot_planning import EMPTY_SLOT
 from taot_planning.arrays import IntArray
 
@@ -42,28 +42,29 @@ class GuestSupply:
         self._home_E = parallel.home_E
         self._route = route
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
-        self.resident_RK = self.no_guests()
+        topology = state.topology
+        self._no_guests_RK = np.full((topology.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64)
+        self._no_guests_RK.setflags(write=False)
+        self.resident_RK = self._no_guests_RK
         self._held: list[Shipment] = []
-        self._late_bits_R: IntArray | None = None  # in the last pass of the step: later ones find more guests there
-        self._late_steps_R = np.zeros(self.resident_RK.shape[0], dtype=np.int64)
+        self._is_late_R: list[bool] | None = None  # in the last pass of the step: later ones find more guests there
+        self._late_steps_R: list[int] | None = None
 
     def no_guests(self) -> IntArray:
         """A placement in which every expert stays home. Shape: [ranks, slots]."""
-        topology = self._state.topology
-        return np.full((topology.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64)
+        return self._no_guests_RK
 
     def begin_step(self) -> None:
         """Counts the steps in a row in which a rank's guests came too late, as all ranks saw; too many are told."""
-        if self._late_bits_R is None and not self._late_steps_R.any():
+        is_late_R, self._is_late_R = self._is_late_R, None
+        if is_late_R is None:
+            self._late_steps_R = None
             return
-        is_late_R = (
-            np.zeros(self._late_steps_R.size, dtype=bool) if self._late_bits_R is None else self._late_bits_R != 0
-        )
-        self._late_steps_R = np.where(is_late_R, self._late_steps_R + 1, 0)
-        self._late_bits_R = None
-        ranks = np.flatnonzero(self._late_steps_R == LATE_LIMIT_STEPS)
-        if ranks.size:
-            self._state.note_never_arrived(ranks.tolist(), layer=self._route.name, num_steps=LATE_LIMIT_STEPS)
+        before_R = self._late_steps_R or [0] * len(is_late_R)
+        self._late_steps_R = [steps + 1 if late else 0 for steps, late in zip(before_R, is_late_R, strict=True)]
+        ranks = [rank for rank, steps in enumerate(self._late_steps_R) if steps == LATE_LIMIT_STEPS]
+        if ranks:
+            self._state.note_never_arrived(ranks, layer=self._route.name, num_steps=LATE_LIMIT_STEPS)
 
     def renew(self, guests_RK: IntArray | None) -> None:
         """Forgets the guests of weights that have changed and sends for the given ones, if there is a plan."""
@@ -89,17 +90,13 @@ class GuestSupply:
     def fill(self, placed_RK: IntArray, *, after_tokens: bool = False) -> None:
         """Makes guests resident in exactly these slots, see `bring`."""
         self.send_held()  # of a pass that broke off: its slots are waited for before they are filled anew
-        is_there_RK = placed_RK == self.resident_RK
-        moves = schedule_moves(
-            np.where(is_there_RK, EMPTY_SLOT, placed_RK),
-            self._home_E,
-            relay_nodes_R=self._state.relay_nodes_R,
-            resident_RK=np.where(is_there_RK, placed_RK, EMPTY_SLOT),
-        )
+        missing_RK, kept_RK = part_guests(placed_RK, self.resident_RK)
+        moves = schedule_moves(missing_RK, self._home_E, relay_nodes_R=self._state.relay_nodes_R, resident_RK=kept_RK)
         self.resident_RK = placed_RK
         self._state.note_moves(moves)
         packed: dict[int, torch.Tensor] = {}
         shipments = []
+        home: list[Weights] = []  # split once for all
         for move in moves:
             if move.rank == self._route.rank:
                 shipments.append(self._receive(move))
@@ -107,7 +104,8 @@ class GuestSupply:
                 shipments.append(self._pass_on(move))
             elif move.source == self._route.rank:
                 if move.expert not in packed:
-                    packed[move.expert] = self._pack(move.expert)
+                    home = home or self._home_weights()
+                    packed[move.expert] = self._pack(move.expert, home)
                 shipments.append(self._route.weights(move, packed[move.expert], step=self._state.step))
         self._held += shipments
         if not after_tokens:
@@ -139,14 +137,13 @@ class GuestSupply:
 
     def arrived(self, gathered: GatheredCounts) -> IntArray:
         """The resident guests that are there on their rank, as all ranks have told each other. [ranks, slots]."""
-        bit_K = 1 << np.arange(self.resident_RK.shape[1])
-        late_bits_R = (self.resident_RK != EMPTY_SLOT) @ bit_K & ~gathered.ready_bits_R
-        if not late_bits_R.any():
-            self._late_bits_R = None
+        there_RK = guests_there(self.resident_RK, gathered.ready_bits_R)
+        if there_RK is self.resident_RK:
+            self._is_late_R = None
             return self.resident_RK
-        self._late_bits_R = late_bits_R
+        self._is_late_R = (there_RK != self.resident_RK).any(axis=1).tolist()
         self._state.note_fallback("not_arrived")
-        return np.where(late_bits_R[:, None] & bit_K, EMPTY_SLOT, self.resident_RK)
+        return there_RK
 
     def ready_bits(self, *, patience_seconds: float = 0.0) -> int:
         """One bit per slot of this rank that holds weights of this epoch, after waiting for those on their way."""
@@ -186,9 +183,13 @@ class GuestSupply:
         for slot in layer_pass.slots:
             self.slots.release(slot)
 
-    def _pack(self, expert: int) -> torch.Tensor:
+    @torch.no_grad()
+    def _home_weights(self) -> list[Weights]:
+        return self._experts.split(self._experts.tensors())
+
+    def _pack(self, expert: int, home: list[Weights]) -> torch.Tensor:
         return self._route.pack(
-            self._experts.split(tuple(tensor.detach() for tensor in self._experts.tensors()))[self._local_of[expert]],
+            home[self._local_of[expert]],
             expert=expert,
             epoch=self._state.weight_epoch,
             with_checksum=self._state.options.debug,

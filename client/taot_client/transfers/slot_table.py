@@ -31,6 +31,10 @@ class Slot:
     buffer: torch.Tensor
     """Flat uint8 memory, laid out by `ExpertLayout`."""
 
+    views: tuple[torch.Tensor, ...]
+    """The tensors in it. They do not share the buffer's version counter: a slot may be filled again between a forward
+    and its backward, with the same weights."""
+
     state: SlotState = SlotState.EMPTY
     expert: int = -1
     """Who lives here; -1 when empty."""
@@ -54,7 +58,7 @@ class SlotTable:
     def __init__(self, route: LayerRoute, buffers: Sequence[torch.Tensor], *, poison: bool) -> None:
         self._route = route
         self._poison = poison
-        self.slots = [Slot(buffer=buffer) for buffer in buffers]
+        self.slots = [Slot(buffer=buffer, views=route.layout.views(buffer.data)) for buffer in buffers]
         for slot in self.slots:
             self._fill_with_nan(slot)
 
@@ -120,9 +124,7 @@ class SlotTable:
         slot = self.slots[index]
         assert slot.state in (SlotState.READY, SlotState.IN_USE), f"slot {index} is {slot.state.value}, not ready"
         self._route.check_label(slot.buffer, expert=expert, epoch=weight_epoch)
-        # Views that do not share autograd's version counter: a slot may be filled again between a forward and its
-        # backward, with the same weights.
-        return self._route.layout.views(slot.buffer.data)
+        return slot.views
 
     def acquire(self, index: int) -> None:
         """Notes that one more micro-batch needs the slot's weights until its backward has ended."""
@@ -157,5 +159,5 @@ class SlotTable:
     def _fill_with_nan(self, slot: Slot) -> None:
         if self._poison:
             # Behind autograd's back, as transfers write: a late backward is told by the agent what went wrong.
-            for view in self._route.layout.views(slot.buffer.data):
-                view.fill_(float("nan"))
+            for view in slot.views:
+                view.data.fill_(float("nan"))

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import numpy as np
 
 from taot_planning import EMPTY_SLOT
-from taot_planning.arrays import IntArray
+from taot_planning.arrays import IntArray, read_only
+from taot_planning.kernel import kernel
 
 
 class Move(NamedTuple):
@@ -160,10 +161,79 @@ def align_guests(wanted_RK: IntArray, resident_RK: IntArray) -> IntArray:
         The placement with every resident guest in its old slot and the others in the free slots, in order.
         Shape: [ranks, slots].
     """
-    # Lists, since arrays of a few slots cost more than they save.
-    aligned = []
-    for wanted, resident in zip(wanted_RK.tolist(), resident_RK.tolist(), strict=True):
-        kept = [guest if guest in wanted else EMPTY_SLOT for guest in resident]
-        newcomers = iter([guest for guest in wanted if guest != EMPTY_SLOT and guest not in kept])
-        aligned.append([guest if guest != EMPTY_SLOT else next(newcomers, EMPTY_SLOT) for guest in kept])
-    return np.array(aligned, dtype=np.int64).reshape(wanted_RK.shape)
+    placed_RK = _align(read_only(wanted_RK), read_only(resident_RK))
+    placed_RK.setflags(write=False)  # kernels take it as it is, in every pass
+    return placed_RK
+
+
+def part_guests(placed_RK: IntArray, resident_RK: IntArray) -> tuple[IntArray, IntArray]:
+    """Parts a placement into guests that are missing in their slots, and those that are there already.
+
+    Returns:
+        Two placements, which together are the given one. Shapes: [ranks, slots].
+    """
+    missing_RK, kept_RK = _part(read_only(placed_RK), read_only(resident_RK))
+    return missing_RK, kept_RK
+
+
+def guests_there(guests_RK: IntArray, ready_bits_R: IntArray) -> IntArray:
+    """The guests whose slot is ready, the same array if all are.
+
+    Args:
+        guests_RK: expert in each guest slot, -1 where empty. Shape: [ranks, slots].
+        ready_bits_R: one bit per slot that is ready. Shape: [ranks].
+    """
+    there_RK, num_late = _leave_out_late(read_only(guests_RK), ready_bits_R)
+    return there_RK if num_late else guests_RK
+
+
+def warm_up() -> None:
+    """Compiles the kernels, so that no first call in a training step does."""
+    none_RK = np.full((1, 1), EMPTY_SLOT, dtype=np.int64)
+    align_guests(none_RK, none_RK)
+    part_guests(none_RK, none_RK)
+    guests_there(none_RK, np.zeros((1, 2), dtype=np.int64)[:, 0])  # a column, as gathered
+
+
+@kernel
+def _align(wanted_RK: IntArray, resident_RK: IntArray) -> IntArray:
+    placed_RK = np.full(wanted_RK.shape, EMPTY_SLOT, dtype=np.int64)
+    for rank in range(wanted_RK.shape[0]):
+        for wanted in range(wanted_RK.shape[1]):
+            for slot in range(wanted_RK.shape[1]):
+                if resident_RK[rank, slot] == wanted_RK[rank, wanted]:
+                    placed_RK[rank, slot] = wanted_RK[rank, wanted]
+        free = 0
+        for wanted in range(wanted_RK.shape[1]):
+            expert = wanted_RK[rank, wanted]
+            is_newcomer = expert != EMPTY_SLOT
+            for slot in range(wanted_RK.shape[1]):
+                is_newcomer &= placed_RK[rank, slot] != expert
+            if is_newcomer:
+                while placed_RK[rank, free] != EMPTY_SLOT:
+                    free += 1
+                placed_RK[rank, free] = expert
+    return placed_RK
+
+
+@kernel
+def _part(placed_RK: IntArray, resident_RK: IntArray) -> tuple[IntArray, IntArray]:
+    missing_RK, kept_RK = placed_RK.copy(), placed_RK.copy()
+    for rank in range(placed_RK.shape[0]):
+        for slot in range(placed_RK.shape[1]):
+            if placed_RK[rank, slot] == resident_RK[rank, slot]:
+                missing_RK[rank, slot] = EMPTY_SLOT
+            else:
+                kept_RK[rank, slot] = EMPTY_SLOT
+    return missing_RK, kept_RK
+
+
+@kernel
+def _leave_out_late(guests_RK: IntArray, ready_bits_R: IntArray) -> tuple[IntArray, int]:
+    there_RK, num_late = guests_RK.copy(), 0
+    for rank in range(guests_RK.shape[0]):
+        for slot in range(guests_RK.shape[1]):
+            if guests_RK[rank, slot] != EMPTY_SLOT and not ready_bits_R[rank] >> slot & 1:
+                there_RK[rank, slot] = EMPTY_SLOT
+                num_late += 1
+    return there_RK, num_late

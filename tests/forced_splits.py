@@ -1,0 +1,51 @@
+"""Splits of a pass's tokens that no plan would make, for the agent to carry out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from taot_client.pass_split import PassSplit
+from taot_client.token_layout import lay_out_tokens
+from taot_planning import LayerPlan, Topology, rank_loads
+from taot_planning.arrays import IntArray
+from taot_planning.load import loads_with_guests
+
+
+def forced_split(quotas: Callable[[IntArray, IntArray], IntArray]) -> Callable[..., PassSplit]:
+    """A `split_pass` that sends to guests what `quotas` makes of counts and guests. Shape: [sources, ranks, slots]."""
+
+    def split_pass(
+        *, rank: int, counts_SE: IntArray, home_E: IntArray, topology: Topology, guests_RK: IntArray
+    ) -> PassSplit:
+        del topology
+        quota_SRK = quotas(counts_SE, guests_RK)
+        plan = LayerPlan(guests_RK=np.where(quota_SRK.any(axis=0), guests_RK, -1), quota_SRK=quota_SRK)
+        placed = {"home_E": home_E, "guests_RK": plan.guests_RK, "quota_SRK": quota_SRK}
+        return PassSplit(
+            plan=plan,
+            layout=lay_out_tokens(rank=rank, counts_SE=counts_SE, **placed),
+            static_R=rank_loads(counts_SE, home_E),
+            planned_R=loads_with_guests(counts_SE, **placed),
+            has_guests=bool(quota_SRK.any()),
+        )
+
+    return split_pass
+
+
+def stale_layout(split_pass: Callable[..., PassSplit]) -> Callable[..., PassSplit]:
+    """A split whose layout sends guests a token of each source at most, whatever the plan says: on all ranks alike."""
+
+    def split(*, rank: int, counts_SE: IntArray, home_E: IntArray, **others: object) -> PassSplit:
+        right = split_pass(rank=rank, counts_SE=counts_SE, home_E=home_E, **others)
+        layout = lay_out_tokens(
+            rank=rank,
+            counts_SE=counts_SE,
+            home_E=home_E,
+            guests_RK=right.plan.guests_RK,
+            quota_SRK=np.minimum(right.plan.quota_SRK, 1),
+        )
+        return right._replace(layout=layout)
+
+    return split
