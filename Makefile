@@ -129,6 +129,7 @@ bench: $(STAMP)  ## Time the planner, reproduce the paper's tables, compare plan
 bench-training: $(STAMP)  ## Time the agent's own code, and training under forced imbalance, on an idle machine
 	mkdir -p $(RESULTS)
 	$(BIN)/python benchmarks/agent_time.py --json $(RESULTS)/agent_time.json
+	$(BIN)/python benchmarks/agent_floor.py --json $(RESULTS)/agent_floor.json
 	$(BIN)/python benchmarks/training_speed.py --json $(RESULTS)/training_speed.json
 
 bench-load: $(STAMP) kernels  ## Load one planner over loopback: latency, reports a second, fairness, memory, restart
