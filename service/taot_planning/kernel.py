@@ -22,7 +22,7 @@ def kernel(function: _Function) -> _Function:
 
     The disk cache notices changes of the file that a kernel is in, not of what that file imports. So call kernels from
     Python or from kernels of their own file, and where that would make a file too long (`guest_search`,
-    `assignment`), clear
+    `assignment`) or a pass too slow (`taot_client.pass_split`), clear
     `__pycache__` after a change of the file that is called, as after a change here.
     """
     try:
