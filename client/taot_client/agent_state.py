@@ -17,6 +17,7 @@ from taot_client.measuring.link_meter import LinkMeter
 from taot_client.measuring.pass_outcomes import OpenPass, PassOutcomes
 from taot_client.measuring.step_measured import StepMeasured, measured_row
 from taot_client.options import AgentOptions
+from taot_client.pass_split import PassSplit
 from taot_client.planner.leader import Leader
 from taot_client.planner.report_builder import ReportBuilder
 from taot_client.planner.step_control import StepControl
@@ -160,30 +161,27 @@ class AgentState:
         times_us = round(clock.exposed_seconds * 1e6), round(clock.flight_seconds * 1e6)
         return Measured(*times_us, intra, inter, computed_tokens)
 
-    def note_pass(self, layer: LayerAgent, layer_pass: LayerPass, *, static_R: IntArray, planned_R: IntArray) -> None:
-        """Notes a pass, whose loads are to be `planned_R`; the leader reports complete micro-batches."""
-        index = layer.route.layer
+    def note_pass(self, layer: LayerAgent, layer_pass: LayerPass, split: PassSplit) -> None:
+        """Notes a pass and the split of its tokens; the leader reports complete micro-batches."""
+        index, counts_RE = layer.route.layer, layer_pass.gathered.counts_RE
         computed_R = layer_pass.gathered.computed_tokens_R
         self._settle(index, computed_R)
         if self.mode is StepMode.OBSERVE:
-            problem = LayerProblem(
-                counts_RE=layer_pass.gathered.counts_RE, home_E=layer.home_E, topology=self.timed_topology
-            )
+            problem = LayerProblem(counts_RE=counts_RE, home_E=layer.home_E, topology=self.timed_topology)
             would_be_R = plan_from_guests(problem, self.planned_guests(index)).loads_R(problem)
-            self._add_pass(index, static_R, would_be_R, would_be_R)
+            self._add_pass(index, split.static_R, would_be_R, would_be_R)
         else:
             started = OpenPass(
-                counts_RE=layer_pass.gathered.counts_RE,
-                static_R=static_R,
-                planned_R=planned_R,
+                counts_RE=counts_RE,
+                static_R=split.static_R,
+                planned_R=split.planned_R,
                 before_R=computed_R,
                 has_guests=layer_pass.has_guests,
             )
             self._outcomes.begin(index, started)
         site = layer_pass.site
         if self.trace is not None and site.step >= 0:
-            at = {"step": site.step, "micro_batch": site.micro_batch, "layer": site.layer}
-            self.trace.add(**at, counts_RE=layer_pass.gathered.counts_RE)
+            self.trace.add(step=site.step, micro_batch=site.micro_batch, layer=site.layer, counts_RE=counts_RE)
         if self.leader is None:
             return
         if layer_pass.has_guests:

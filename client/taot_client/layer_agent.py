@@ -207,7 +207,7 @@ class LayerAgent:
             slots=[slot for slot, guest in enumerate(split.plan.guests_RK[rank].tolist()) if guest != EMPTY_SLOT],
             has_guests=split.has_guests,
         )
-        state.note_pass(self, layer_pass, static_R=split.static_R, planned_R=split.planned_R)
+        state.note_pass(self, layer_pass, split)
         return layer_pass
 
     def _patience_seconds(self) -> float:

@@ -9,7 +9,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from made_up_routing import random_guests, random_problem
 
-from taot_client.transfers.transfer_schedule import Move, align_guests, gradient_order, schedule_moves, tournament_round
+from taot_client.transfers.transfer_schedule import (
+    Move,
+    align_guests,
+    gradient_order,
+    guests_there,
+    part_guests,
+    schedule_moves,
+    tournament_round,
+)
 from taot_planning.arrays import IntArray
 from taot_planning.guest_moves import list_moves
 
@@ -258,3 +266,24 @@ def test_alignment_by_hand() -> None:
     resident_RK = np.array([[7, -1, 5], [-1, -1, 4], [-1, -1, -1]])
     expected_RK = np.array([[7, 9, 5], [-1, -1, 4], [1, 2, 3]])
     np.testing.assert_array_equal(align_guests(wanted_RK, resident_RK), expected_RK)
+
+
+def test_guests_are_there_whose_own_bit_says_so() -> None:
+    guests_RK = np.array([[5, 7, 9], [4, -1, 8], [1, 2, 3]])
+    ready_bits_R = np.array([[0b101], [0b111], [0b010]])[:, 0]
+    assert guests_there(guests_RK, ready_bits_R).tolist() == [[5, -1, 9], [4, -1, 8], [-1, 2, -1]]
+    all_ready_R = np.array([[0b111], [0b101], [2**62 - 1]])[:, 0]
+    assert guests_there(guests_RK, all_ready_R) is guests_RK
+
+
+def test_the_last_of_62_slots_has_a_bit_too() -> None:
+    guests_RK = np.arange(124).reshape(2, 62)
+    there_RK = guests_there(guests_RK, np.array([[2**62 - 1], [2**61 - 1]])[:, 0])
+    assert there_RK[0].tolist() == guests_RK[0].tolist()
+    assert there_RK[1].tolist() == [*guests_RK[1, :-1].tolist(), -1]
+
+
+def test_missing_guests_and_those_that_stay_make_up_the_placement() -> None:
+    missing_RK, kept_RK = part_guests(np.array([[5, 7, -1], [4, -1, 8]]), np.array([[5, 8, 3], [-1, -1, 8]]))
+    assert missing_RK.tolist() == [[-1, 7, -1], [4, -1, -1]]
+    assert kept_RK.tolist() == [[5, -1, -1], [-1, -1, 8]]

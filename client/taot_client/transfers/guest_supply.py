@@ -147,7 +147,7 @@ class GuestSupply:
 
     def ready_bits(self, *, patience_seconds: float = 0.0) -> int:
         """One bit per slot of this rank that holds weights of this epoch, after waiting for those on their way."""
-        if patience_seconds:
+        if patience_seconds and self.slots.is_awaited():
             with self._clock.exposed():
                 self.slots.be_patient(patience_seconds=patience_seconds)
         return self.slots.ready_bits(weight_epoch=self._state.weight_epoch)

@@ -84,12 +84,16 @@ class SlotTable:
         """Waits for the weights on their way to any slot, but no longer than this. Never raises."""
         deadline = time.monotonic() + patience_seconds
         # Asked again and again, since waiting for an arrival means something else on every device.
-        while any(self._is_awaited(slot) for slot in self.slots) and time.monotonic() < deadline:
+        while self.is_awaited() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
 
-    def _is_awaited(self, slot: Slot) -> bool:
-        self._settle(slot)
-        return slot.state is SlotState.RECEIVING
+    def is_awaited(self) -> bool:
+        """Whether weights are on their way to any slot. Never blocks."""
+        for slot in self.slots:
+            self._settle(slot)
+            if slot.state is SlotState.RECEIVING:
+                return True
+        return False
 
     def await_arrival(self, index: int, *, timeout_seconds: float) -> None:
         """Waits for the weights on their way to a slot, if they still are.
