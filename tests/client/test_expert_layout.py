@@ -79,6 +79,15 @@ def test_views_write_through_to_the_buffer_and_do_not_overlap() -> None:
     assert layout.label(buffer).tolist() == [7, 8, 9, 10]
 
 
+def test_views_of_a_buffer_inside_a_larger_one_stay_in_it() -> None:
+    layout = ExpertLayout.of([fused_tensor((2, 3, 5), torch.float32), fused_tensor((2, 5, 3), torch.float32)])
+    whole = torch.zeros(2 * layout.buffer_bytes, dtype=torch.uint8)
+    for view in layout.views(whole[layout.buffer_bytes :]):
+        view.fill_(1.0)
+    assert not whole[: layout.buffer_bytes].any()
+    assert int((whole != 0).sum()) == 2 * 2 * 15, "a one in float32 has two bytes that are not zero"
+
+
 def test_every_tensor_and_the_label_begin_where_wide_loads_may() -> None:
     fused = [fused_tensor(shape, dtype) for shape, dtype in MIXTURES["fp64, fp32 and bf16"]]
     layout = ExpertLayout.of(fused)

@@ -19,6 +19,7 @@ from tiny_moe import (
     tiny_options,
     train_dense,
 )
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts, noop_context_fn
 
 from taot_client import Agent, AgentOptions
@@ -82,6 +83,36 @@ def test_selective_checkpointing_finds_the_operations_of_a_forward_again_in_its_
     got = merged(run_ranks(RANKS, lambda rank: train_checkpointed(rank, num_steps=2, context_fn=keep_products)))
     assert sum(summary.guests_intra + summary.guests_inter for summary in got.summaries) > 3
     assert_same_gradients(got, train_dense(CONFIG, num_ranks=RANKS, num_steps=2), tolerance=1e-10)
+
+
+class Watcher(TorchDispatchMode):
+    """Lets every operation pass."""
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        return operation(*args, **(kwargs or {}))
+
+
+def test_dispatch_modes_do_not_see_what_the_agent_does(monkeypatch):
+    real, num_modes = layer_agent_module.LayerAgent.admit, []
+
+    def watched(layer, experts_TK):
+        num_modes.append(torch._C._len_torch_dispatch_stack())
+        return real(layer, experts_TK)
+
+    def body(rank: Rank) -> None:
+        model = TinyMoE(CONFIG, rank.group)
+        agent = Agent(model, options(), groups=rank.agent_groups)
+        agent.begin_step()
+        with Watcher():
+            loss = loss_of(model(batch(CONFIG, step=0, rank=rank.group.rank)))
+            assert torch._C._len_torch_dispatch_stack() == 1
+        loss.backward()
+        agent.end_step()
+        agent.close()
+
+    monkeypatch.setattr(layer_agent_module.LayerAgent, "admit", watched)
+    run_ranks(2, body)
+    assert num_modes == [0] * 2 * CONFIG.num_layers
 
 
 @pytest.mark.parametrize("use_reentrant", [True, False])

@@ -315,6 +315,8 @@ def test_patience_ends_with_the_arrival_or_with_its_time() -> None:
     slot.shipment.completion = arrival
     table.be_patient(patience_seconds=0.01)
     assert slot.state is SlotState.RECEIVING
+    assert table.is_awaited()
     threading.Timer(0.05, arrival.ended.set).start()
     table.be_patient(patience_seconds=60.0)
     assert slot.state is SlotState.READY
+    assert not table.is_awaited()
