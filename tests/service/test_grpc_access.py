@@ -67,7 +67,9 @@ def watch(caller: Caller, session_id: str):
     return next(caller.call("WatchPlans", pb.WatchPlansRequest(session_id=session_id)))
 
 
-@pytest.mark.parametrize("token", [None, UNKNOWN, "", JOB_A[:-1], READ.upper()])
+@pytest.mark.parametrize(
+    "token", [None, UNKNOWN, "", JOB_A[:-1], READ.upper()], ids=["none", "unknown", "empty", "cut", "shouted"]
+)
 def test_without_a_known_token_nothing_is_answered(planner, channel, token):
     caller = Caller(channel, token)
     calls = [lambda: caller.open(SPEC_A), lambda: watch(caller, "x")]
@@ -84,7 +86,7 @@ def test_a_method_is_there_for_a_contract_that_no_stub_has_left_out():
     assert methods == {"OpenSession", "WatchPlans", "CloseSession", *calls_of("x", SPEC_A)}
 
 
-@pytest.mark.parametrize("token", [READ, ADMIN])
+@pytest.mark.parametrize("token", [READ, ADMIN], ids=["read", "admin"])
 def test_tokens_of_people_are_not_for_jobs(channel, token):
     assert refusal(lambda: Caller(channel, token).open(SPEC_A)).info.reason == "PERMISSION_DENIED"
 
