@@ -63,7 +63,7 @@ check: lint types unit  ## Lint, types and the quick tests
 
 kernels: $(STAMP)
 	@# Compiled once, not by every planner that a test starts; milliseconds where they are compiled already.
-	$(BIN)/python -c 'import taot_planning; taot_planning.warm_up()'
+	$(BIN)/python -c 'from taot_client.warm_up import warm_up; from taot_planning import warm_up as plan; plan(); warm_up(["taot"])'
 
 test: lint types kernels  ## Everything: lint, types and all tests
 	@# Without them their tests are skipped, or fail where CI=true.

@@ -19,7 +19,6 @@ from torch import nn
 
 from taot_api import LayerSpec, SessionSpec
 from taot_api.trace import TraceHeader
-from taot_client import counts_gather, pass_split, token_layout
 from taot_client.active_agent import ActiveAgent
 from taot_client.agreement import check_agreement, share_refusals
 from taot_client.environment import is_disabled
@@ -38,8 +37,8 @@ from taot_client.self_test import check_experts
 from taot_client.step_summary import StepSummary
 from taot_client.topology_detection import detect_topology
 from taot_client.trace_recorder import LIMIT_BYTES, TraceFile
-from taot_client.transfers import transfer_schedule
-from taot_planning import PlanningOptions, Topology, __version__, warm_up
+from taot_client.warm_up import warm_up
+from taot_planning import PlanningOptions, Topology, __version__
 from taot_planning.options import PPM
 
 logger = logging.getLogger(__name__)
@@ -81,11 +80,7 @@ class Agent:
             logger.info("TAOT_DISABLE is set: plain expert parallelism")
             self._agent = PlainAgent(layers)
             return
-        warm_up([options.algorithm], has_recent=False)
-        token_layout.warm_up()
-        pass_split.warm_up()
-        transfer_schedule.warm_up()
-        counts_gather.warm_up()
+        warm_up([options.algorithm])
         self._agent = ActiveAgent(
             layers,
             options,

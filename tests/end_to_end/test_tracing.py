@@ -89,9 +89,9 @@ def test_a_refused_report_is_an_error_on_both_sides_and_the_link_behaves_as_with
     with running_planner(traces=traces) as planner:
         link = PlannerLink(planner.address, spec("refused"))
         assert link.start(wait=WAIT) is None
-        planner.on_loop(planner.planner.begin_drain)
-        link.report(report(step=1))
-        assert eventually(lambda: not link.is_connected)
+        link.report(report(step=-1))
+        assert eventually(lambda: link._unsent._errors.get("report_refused"))
+        assert link.is_connected
         link.close()
     calls = [span for span in exporter.get_finished_spans() if span.name == "taot ReportRouting"]
     assert {span.kind for span in calls} == {trace.SpanKind.CLIENT, trace.SpanKind.SERVER}
