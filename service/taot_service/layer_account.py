@@ -12,6 +12,7 @@ import numpy as np
 from taot_planning import EMPTY_SLOT, LayerPlan, LayerProblem, PlanStats, rank_loads
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.guest_moves import list_moves
+from taot_planning.load import moved_loads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +60,10 @@ def account_for(plan: LayerPlan, problem: LayerProblem, stats: PlanStats) -> Lay
         problem: what it answers.
         stats: the figures of `plan` on `problem`.
     """
+    home_loads_R = rank_loads(problem.counts_RE, problem.home_E)
     return LayerAccount(
-        home_loads_R=read_only(rank_loads(problem.counts_RE, problem.home_E)),
-        loads_R=read_only(plan.loads_R(problem)),
+        home_loads_R=read_only(home_loads_R),
+        loads_R=read_only(moved_loads(home_loads_R, problem.home_E, plan.guests_RK, plan.quota_SRK)),
         tokens_RK=read_only(plan.tokens_RK),
         source_RK=read_only(_sources(plan.guests_RK, problem)),
         considered=tuple(_considered(plan, problem, stats)),
@@ -69,8 +71,7 @@ def account_for(plan: LayerPlan, problem: LayerProblem, stats: PlanStats) -> Lay
 
 
 def _sources(guests_RK: IntArray, problem: LayerProblem) -> IntArray:
-    is_guest_RK = guests_RK != EMPTY_SLOT
-    source_RK = np.where(is_guest_RK, problem.home_E[np.where(is_guest_RK, guests_RK, 0)], -1)
+    source_RK: IntArray = np.where(guests_RK == EMPTY_SLOT, -1, problem.home_E[guests_RK])
     if problem.topology.has_relay:
         moves = list_moves(problem, guests_RK)
         for expert, source, rank in zip(moves.expert_G, moves.source_G, moves.rank_G, strict=True):
@@ -82,7 +83,8 @@ def _considered(plan: LayerPlan, problem: LayerProblem, stats: PlanStats) -> lis
     rows: list[ConsideredPlan] = []
     is_found = False
     for each in plan.explanation.considered:
-        is_same = np.array_equal(each.plan.guests_RK, plan.guests_RK)
+        guests_RK = each.plan.guests_RK
+        is_same = guests_RK is plan.guests_RK or np.array_equal(guests_RK, plan.guests_RK)
         figures = stats if is_same else each.plan.stats(problem)
         rows.append(
             ConsideredPlan(

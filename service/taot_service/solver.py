@@ -79,7 +79,8 @@ def _problem_of(work: PlanningWork, index: int) -> LayerProblem:
 
 
 def _plan_checked(problem: LayerProblem, work: PlanningWork, effort: Effort) -> LayerPlan:
-    plan = plan_layer(problem, algorithm=work.spec.algorithm, options=replace(work.spec.options, effort=effort))
+    options = work.spec.options if effort == work.spec.options.effort else replace(work.spec.options, effort=effort)
+    plan = plan_layer(problem, algorithm=work.spec.algorithm, options=options)
     check_plan(plan, problem)
     return plan
 

@@ -1,0 +1,104 @@
+"""Guests added one by one until every scenario holds.
+
+Each is the one that takes most tokens off full ranks for its cost, counted over all scenarios.
+
+Axis letters: as in `scenario_state`.
+"""
+
+from __future__ import annotations
+
+from taot_planning.algorithms.scenario_flow import level, link
+from taot_planning.algorithms.scenario_state import ScenarioState
+from taot_planning.kernel import kernel
+
+
+@kernel
+def draw(state: ScenarioState, bound: int) -> int:
+    """The next number of a fixed pseudo-random sequence, 0 to bound - 1; a linear congruential generator."""
+    state.total[1] = (state.total[1] * 1103515245 + 12345) & 0x7FFFFFFF
+    return int((state.total[1] >> 7) % bound)
+
+
+@kernel
+def _measure_rooms(state: ScenarioState) -> None:
+    """Notes per scenario what could leave ranks above their caps and where there is room for a guest to take it.
+
+    What can be reached from those ranks is full: a copy elsewhere is a way out for all tokens there. `bound_E` is what
+    a guest of each expert takes off them at most, wherever it is.
+    """
+    state.movable_JE[:] = 0
+    state.bound_E[:] = 0
+    for scenario in range(state.excess_J.size):
+        excess = state.excess_J[scenario]
+        if excess == 0:
+            continue
+        most_room = 0
+        for rank in range(state.free_R.size):
+            room = state.cap_R[rank] - state.load_JR[scenario, rank]
+            room = max(room, 0) if state.free_R[rank] > 0 else 0
+            state.room_JR[scenario, rank] = room
+            most_room = max(most_room, room)
+        for copy in range(state.rank_C.size):
+            tokens = state.tokens_JC[scenario, copy]
+            if tokens > 0 and state.reached_JR[scenario, state.rank_C[copy]]:
+                state.movable_JE[scenario, state.expert_C[copy]] += tokens
+        for expert in range(state.bound_E.size):
+            movable = min(state.movable_JE[scenario, expert], excess)
+            state.movable_JE[scenario, expert] = movable
+            state.bound_E[expert] += min(movable, most_room)
+
+
+@kernel
+def _measure_gains(expert: int, state: ScenarioState) -> None:
+    """Adds up in `gain_R` what a guest could take off ranks above their caps: path by path an upper bound."""
+    gain_R = state.gain_R
+    gain_R[:] = 0
+    for scenario in range(state.excess_J.size):
+        movable = state.movable_JE[scenario, expert]
+        if movable > 0:
+            room_R = state.room_JR[scenario]
+            for rank in range(gain_R.size):
+                gain_R[rank] += min(movable, room_R[rank])
+
+
+@kernel
+def _choose_guest(blinks: int, state: ScenarioState) -> tuple[int, int]:
+    """Chooses the guest that gains most for its cost, overlooking some, as expert and place; -1: nothing gains."""
+    num_places = state.rank_C.size - state.home_H.size
+    num_slots = num_places // state.free_R.size
+    chosen, chosen_rank, most, most_cost = -1, -1, 0, 1
+    for expert in range(state.bound_E.size):
+        home = state.rank_C[num_places + expert]
+        # Rounded products grow with their factors: no place for this expert could pass the comparison below.
+        if float(state.bound_E[expert]) * most_cost <= float(most) * state.least_cost_R[home]:
+            continue
+        _measure_gains(expert, state)
+        for rank in range(state.gain_R.size):
+            gain = state.gain_R[rank]
+            if gain == 0:
+                continue
+            cost = state.cost_RR[home, rank]
+            if float(gain) * most_cost > float(most) * cost and draw(state, 1024) >= blinks:
+                chosen, chosen_rank, most, most_cost = expert, rank, gain, cost
+    place = chosen_rank * num_slots
+    while chosen >= 0 and state.expert_C[place] >= 0:
+        place += 1
+    return chosen, place
+
+
+@kernel
+def complete(blinks: int, state: ScenarioState) -> int:
+    """Adds guests until every scenario holds or nothing helps. Returns the tokens that stay above the caps."""
+    while True:
+        excess = state.excess_J.sum()
+        if excess == 0:
+            return 0
+        _measure_rooms(state)
+        expert, place = _choose_guest(blinks, state)
+        if expert < 0:
+            return int(excess)
+        link(place, expert, state)
+        for scenario in range(state.excess_J.size):
+            # Without tokens to take, or where its rank could be reached before, the guest opens no new path.
+            if state.movable_JE[scenario, expert] > 0 and not state.reached_JR[scenario, state.rank_C[place]]:
+                level(scenario, state)

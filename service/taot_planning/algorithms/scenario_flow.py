@@ -1,0 +1,120 @@
+"""How the tokens of every scenario are split over the copies while guests come and go.
+
+A placement *holds* in a scenario when no rank is above its cap: a maximum flow, kept up by augmenting paths.
+
+Axis letters: as in `scenario_state`.
+"""
+
+from __future__ import annotations
+
+from taot_planning.algorithms.scenario_state import ScenarioState
+from taot_planning.kernel import kernel
+
+
+@kernel
+def _find_room(scenario: int, state: ScenarioState) -> int:
+    """Searches breadth-first for the nearest rank below its cap that tokens of ranks above theirs can reach.
+
+    Returns the rank; -1: there is none, and `reached_JR` holds what was reached.
+    """
+    num_places = state.rank_C.size - state.home_H.size
+    num_slots = num_places // state.free_R.size
+    head, tail = 0, 0
+    for rank in range(state.free_R.size):
+        state.reached_JR[scenario, rank] = state.load_JR[scenario, rank] > state.cap_R[rank]
+        if state.reached_JR[scenario, rank]:
+            state.giver_R[rank] = -1
+            state.queue_R[tail] = rank
+            tail += 1
+    while head < tail:
+        rank = state.queue_R[head]
+        head += 1
+        homes = state.first_R[rank] - num_slots
+        for index in range(num_slots + state.first_R[rank + 1] - state.first_R[rank]):
+            if index < num_slots:
+                giver = rank * num_slots + index
+                if state.tokens_JC[scenario, giver] == 0:
+                    continue
+                taker = num_places + state.expert_C[giver]
+            else:  # most experts have no guest
+                giver = state.home_H[homes + index]
+                taker = state.next_C[giver]
+                if taker < 0 or state.tokens_JC[scenario, giver] == 0:
+                    continue
+            while taker >= 0:
+                other = state.rank_C[taker]
+                if not state.reached_JR[scenario, other]:
+                    state.reached_JR[scenario, other] = True
+                    state.giver_R[other], state.taker_R[other] = giver, taker
+                    state.queue_R[tail] = other
+                    tail += 1
+                    if state.load_JR[scenario, other] < state.cap_R[other]:
+                        return int(other)
+                taker = state.next_C[taker]
+    return -1
+
+
+@kernel
+def _push(scenario: int, sink: int, state: ScenarioState) -> None:
+    """Moves as many tokens as fit along the path that `_find_room` left."""
+    amount = state.cap_R[sink] - state.load_JR[scenario, sink]
+    full = sink
+    while state.giver_R[full] >= 0:
+        amount = min(amount, state.tokens_JC[scenario, state.giver_R[full]])
+        full = state.rank_C[state.giver_R[full]]
+    amount = min(amount, state.load_JR[scenario, full] - state.cap_R[full])
+    rank = sink
+    while rank != full:
+        state.tokens_JC[scenario, state.giver_R[rank]] -= amount
+        state.tokens_JC[scenario, state.taker_R[rank]] += amount
+        rank = state.rank_C[state.giver_R[rank]]
+    state.load_JR[scenario, full] -= amount
+    state.load_JR[scenario, sink] += amount
+
+
+@kernel
+def level(scenario: int, state: ScenarioState) -> int:
+    """Brings every rank down to its cap where there is a way. Returns the tokens that stay above."""
+    sink = _find_room(scenario, state)
+    while sink >= 0:
+        _push(scenario, sink, state)
+        sink = _find_room(scenario, state)
+    excess = 0
+    for rank in range(state.free_R.size):
+        excess += max(state.load_JR[scenario, rank] - state.cap_R[rank], 0)
+    state.excess_J[scenario] = excess
+    return excess
+
+
+@kernel
+def link(place: int, expert: int, state: ScenarioState) -> None:
+    """Puts a guest, as yet without tokens, into an empty place."""
+    home = state.rank_C.size - state.home_H.size + expert
+    state.expert_C[place] = expert
+    state.next_C[place] = state.next_C[home]
+    state.next_C[home] = place
+    state.free_R[state.rank_C[place]] -= 1
+    state.total[0] += state.cost_RR[state.rank_C[home], state.rank_C[place]]
+
+
+@kernel
+def unlink(place: int, state: ScenarioState) -> int:
+    """Takes a guest out of its place, where its tokens stay for now. Returns the copy at home."""
+    home = state.rank_C.size - state.home_H.size + state.expert_C[place]
+    before = home
+    while state.next_C[before] != place:
+        before = state.next_C[before]
+    state.next_C[before] = state.next_C[place]
+    state.expert_C[place] = -1
+    state.free_R[state.rank_C[place]] += 1
+    state.total[0] -= state.cost_RR[state.rank_C[home], state.rank_C[place]]
+    return int(home)
+
+
+@kernel
+def send_home(scenario: int, place: int, home: int, state: ScenarioState) -> None:
+    amount = state.tokens_JC[scenario, place]
+    state.tokens_JC[scenario, place] = 0
+    state.tokens_JC[scenario, home] += amount
+    state.load_JR[scenario, state.rank_C[place]] -= amount
+    state.load_JR[scenario, state.rank_C[home]] += amount
