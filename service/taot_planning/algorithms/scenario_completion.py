@@ -24,10 +24,11 @@ def _measure_rooms(state: ScenarioState) -> None:
     """Notes per scenario what could leave ranks above their caps and where there is room for a guest to take it.
 
     What can be reached from those ranks is full: a copy elsewhere is a way out for all tokens there. `bound_E` is what
-    a guest of each expert takes off them at most, wherever it is.
+    a guest of each expert takes off them at most, wherever it is, `bound_R` what one on each rank does, whatever it is.
     """
     state.movable_JE[:] = 0
     state.bound_E[:] = 0
+    state.bound_R[:] = 0
     for scenario in range(state.excess_J.size):
         excess = state.excess_J[scenario]
         if excess == 0:
@@ -37,6 +38,7 @@ def _measure_rooms(state: ScenarioState) -> None:
             room = state.cap_R[rank] - state.load_JR[scenario, rank]
             room = max(room, 0) if state.free_R[rank] > 0 else 0
             state.room_JR[scenario, rank] = room
+            state.bound_R[rank] += room
             most_room = max(most_room, room)
         for copy in range(state.rank_C.size):
             tokens = state.tokens_JC[scenario, copy]
@@ -49,16 +51,14 @@ def _measure_rooms(state: ScenarioState) -> None:
 
 
 @kernel
-def _measure_gains(expert: int, state: ScenarioState) -> None:
-    """Adds up in `gain_R` what a guest could take off ranks above their caps: path by path an upper bound."""
-    gain_R = state.gain_R
-    gain_R[:] = 0
+def _measure_gain(expert: int, rank: int, state: ScenarioState) -> int:
+    """Adds up what a guest could take off ranks above their caps: path by path an upper bound."""
+    gain = 0
     for scenario in range(state.excess_J.size):
         movable = state.movable_JE[scenario, expert]
         if movable > 0:
-            room_R = state.room_JR[scenario]
-            for rank in range(gain_R.size):
-                gain_R[rank] += min(movable, room_R[rank])
+            gain += min(movable, state.room_JR[scenario, rank])
+    return gain
 
 
 @kernel
@@ -72,13 +72,13 @@ def _choose_guest(blinks: int, state: ScenarioState) -> tuple[int, int]:
         # Rounded products grow with their factors: no place for this expert could pass the comparison below.
         if float(state.bound_E[expert]) * most_cost <= float(most) * state.least_cost_R[home]:
             continue
-        _measure_gains(expert, state)
-        for rank in range(state.gain_R.size):
-            gain = state.gain_R[rank]
-            if gain == 0:
-                continue
+        for rank in range(state.bound_R.size):
             cost = state.cost_RR[home, rank]
-            if float(gain) * most_cost > float(most) * cost and draw(state, 1024) >= blinks:
+            bound = min(state.bound_E[expert], state.bound_R[rank])
+            if float(bound) * most_cost <= float(most) * cost:
+                continue
+            gain = _measure_gain(expert, rank, state)
+            if gain > 0 and float(gain) * most_cost > float(most) * cost and draw(state, 1024) >= blinks:
                 chosen, chosen_rank, most, most_cost = expert, rank, gain, cost
     place = chosen_rank * num_slots
     while chosen >= 0 and state.expert_C[place] >= 0:

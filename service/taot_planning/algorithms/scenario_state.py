@@ -72,8 +72,8 @@ class ScenarioState(NamedTuple):
     bound_E: IntArray
     """Tokens that a guest of each expert could take off full ranks at most, over all scenarios. Shape: [experts]."""
 
-    gain_R: IntArray
-    """Tokens that a guest of one expert could take off full ranks, over all scenarios. Shape: [ranks]."""
+    bound_R: IntArray
+    """Tokens that a guest on each rank could take off full ranks at most, over all scenarios. Shape: [ranks]."""
 
     queue_R: IntArray
     """Ranks in the order in which the path search reached them. Shape: [ranks]."""

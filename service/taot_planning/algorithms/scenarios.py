@@ -87,16 +87,13 @@ def _fill_halves(group_GE: IntArray, strays_JE: IntArray) -> None:
     ways = NUM_GROUPS - 1
     one_E, other_E = np.empty(group_GE.shape[1], dtype=np.int64), np.empty(group_GE.shape[1], dtype=np.int64)
     for way in range(ways):
-        one_E[:] = 0
-        other_E[:] = 0
         total = 0
-        for group in range(NUM_GROUPS):
-            for expert in range(one_E.size):
-                if group in {0, way + 1}:
-                    one_E[expert] += group_GE[group, expert]
-                    total += group_GE[group, expert]
-                else:
-                    other_E[expert] += group_GE[group, expert]
+        for expert in range(one_E.size):
+            one = group_GE[0, expert] + group_GE[way + 1, expert]
+            one_E[expert], other_E[expert] = one, -one
+            for group in range(NUM_GROUPS):
+                other_E[expert] += group_GE[group, expert]
+            total += one
         _scale(one_E)
         _scale(other_E)
         for expert in range(one_E.size):
