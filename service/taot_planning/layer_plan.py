@@ -13,7 +13,7 @@ from taot_planning.explanation import Explanation
 from taot_planning.guest_moves import list_moves
 from taot_planning.kernel import kernel
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import imbalance, loads_with_guests, rank_loads
+from taot_planning.load import imbalance, loads_with_guests, moved_loads, rank_loads
 from taot_planning.step_time import predict_seconds
 
 EMPTY_SLOT = -1
@@ -90,17 +90,21 @@ class LayerPlan:
     def stats(self, problem: LayerProblem) -> PlanStats:
         """What the plan achieves on `problem`, the counts it was made for."""
         topology = problem.topology
-        loads_R = self.loads_R(problem)
+        static_R = rank_loads(problem.counts_RE, problem.home_E)
+        loads_R = moved_loads(static_R, problem.home_E, self.guests_RK, self.quota_SRK)
         moves = list_moves(problem, self.guests_RK)
+        has_rates = problem.rates is not None
         intra = int((topology.nodes_R[moves.source_G] == topology.nodes_R[moves.rank_G]).sum())
         return PlanStats(
-            imbalance_before=imbalance(rank_loads(problem.counts_RE, problem.home_E), topology.speed_milli_R),
+            imbalance_before=imbalance(static_R, topology.speed_milli_R),
             imbalance_after=imbalance(loads_R, topology.speed_milli_R),
             intra_guests=intra,
             inter_guests=moves.rank_G.size - intra,
             resident_guests=int((self.guests_RK != EMPTY_SLOT).sum()) - moves.rank_G.size,
             weighted_cost=moves.cost_milli / 1000,
-            predicted_seconds=predict_seconds(problem, moves, loads_R, self.tokens_RK.sum(axis=1)),
+            predicted_seconds=predict_seconds(problem, moves, loads_R, self.tokens_RK.sum(axis=1))
+            if has_rates
+            else None,
         )
 
 

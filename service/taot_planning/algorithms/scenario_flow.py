@@ -113,6 +113,7 @@ def unlink(place: int, state: ScenarioState) -> int:
 
 @kernel
 def send_home(scenario: int, place: int, home: int, state: ScenarioState) -> None:
+    """Gives the tokens of a guest that was taken out to the copy at home."""
     amount = state.tokens_JC[scenario, place]
     state.tokens_JC[scenario, place] = 0
     state.tokens_JC[scenario, home] += amount

@@ -38,8 +38,8 @@ def make_scenarios(counts_RE: IntArray, recent_tokens_NE: IntArray, *, stretch_p
         stretch_percent: how far scenarios stray from the mean, relative to what was seen, in percent.
 
     Returns:
-        Tokens of each expert, `SCALE` in all but for rounding: the newest micro-batch, older ones that resemble it, then
-        the halves. Shape: [scenarios, experts].
+        Tokens of each expert, `SCALE` in all but for rounding: the newest micro-batch and older ones that resemble it,
+        then the halves. Shape: [scenarios, experts].
     """
     return _make_up(read_only(counts_RE), read_only(recent_tokens_NE), stretch_percent)
 
