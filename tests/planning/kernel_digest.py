@@ -42,10 +42,6 @@ def main() -> None:
                 plan_layer(problem, options=PlanningOptions(effort=effort, tolerance_ppm=tolerance_ppm))
                 for tolerance_ppm in (0, 100_000)
             ]
-            recent_NE = problem.counts_RE[::2].sum(axis=0)[None]
-            plans.append(
-                plan_layer(replace(problem, recent_tokens_NE=recent_NE), options=PlanningOptions(effort=effort))
-            )
         plans.append(plan_from_guests(problem, random_guests(1, problem)))
         for plan in plans:
             moves = list_moves(problem, plan.guests_RK)

@@ -39,7 +39,9 @@ def test_scenarios_are_those_of_whole_arrays(num_ranks: int, stretch_percent: in
     shares_NE /= shares_NE.sum(axis=1, keepdims=True)
     counts_NRE = np.array([rng.multinomial(5000, share_E, size=num_ranks) for share_E in shares_NE])
     largest = MAX_COUNT // int(counts_NRE.max())
-    for counts_RE in (counts_NRE[0], counts_NRE[0] * 0, counts_NRE[0] * largest):
+    of_last_RE = counts_NRE[0].copy()
+    of_last_RE[:-1] = 0
+    for counts_RE in (counts_NRE[0], counts_NRE[0] * 0, counts_NRE[0] * largest, of_last_RE):
         recent_NE = counts_NRE[1:].sum(axis=1)
         made_JE = make_scenarios(counts_RE, recent_NE, stretch_percent=stretch_percent)
         np.testing.assert_array_equal(made_JE, make_slowly(counts_RE, recent_NE, stretch_percent))
