@@ -23,7 +23,7 @@ from taot_planning.options import Effort, PlanningOptions
 
 RANK_ROUNDS: Mapping[Effort, int] = MappingProxyType({"fast": 24, "balanced": 192})
 """Rounds of improvement times ranks: a round takes longer with more ranks. Groups of more than 24 ranks get the first
-answer with `fast`, in half the time of one that is improved."""
+answer with `fast`, not an improved one."""
 
 RESCUE_FACTOR = 4
 """As many times more rounds while some scenario does not hold."""
