@@ -46,6 +46,8 @@ REFUSALS = {
     "a guest twice on a rank": "holds one expert twice",
     "a guest at its home": "its own home",
     "an expert that is not there": "the experts are 0 to 7",
+    "a lower version": "the plan is of version 1, older than",
+    "a step far ahead": f"counts of step {2**62}",
     "an epoch without end": "planner epoch must be",
     "no plan in it": "planner epoch must be",
 }

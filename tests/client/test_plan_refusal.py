@@ -8,7 +8,7 @@ import pytest
 import torch
 from link_samples import eventually
 from rank_threads import Rank, run_ranks
-from routing_samples import make_spec
+from routing_samples import make_report, make_spec
 from tiny_moe import History, TinyConfig, tiny_options, train
 
 from taot_api import PlanIdentity, PublishedPlan, SessionSpec, codec
@@ -21,10 +21,10 @@ NO_GUESTS_RK = np.full((4, 2), -1)
 """Four ranks with two slots each, as in `make_spec`."""
 
 
-def message_of(*guests_L: IntArray, epoch: str = "epoch", version: int = 1) -> pb.Plan:
+def message_of(*guests_L: IntArray, epoch: str = "epoch", version: int = 1, source_step: int = 0) -> pb.Plan:
     plan = PublishedPlan(
         identity=PlanIdentity(planner_epoch=epoch, version=version),
-        source_step=3,
+        source_step=source_step,
         source_micro_batch=0,
         guests_L=guests_L,
     )
@@ -33,8 +33,9 @@ def message_of(*guests_L: IntArray, epoch: str = "epoch", version: int = 1) -> p
 
 def read(message: pb.Plan, spec: SessionSpec) -> PublishedPlan:
     """Reads a plan as the link does when one arrives; nothing is sent anywhere."""
-    session = pb.Session(planner_epoch=message.identity.planner_epoch)
-    return PlannerLink("127.0.0.1:1", spec)._decode(message, spec.layers, session)
+    link = PlannerLink("127.0.0.1:1", spec)
+    link.report(make_report(spec, step=0))
+    return link._decode(message, spec.layers, pb.Session(planner_epoch=message.identity.planner_epoch))
 
 
 def with_guest(expert: int, *, rank: int, slot: int) -> IntArray:
@@ -76,6 +77,24 @@ def test_a_guest_beyond_the_slots_of_its_rank_is_refused() -> None:
         read(message_of(NO_GUESTS_RK, with_guest(0, rank=3, slot=1)), dataclasses.replace(spec, topology=uneven))
 
 
+def test_a_watch_hands_over_newer_plans_only_and_none_of_counts_that_nobody_has_reported() -> None:
+    spec = make_spec()
+    link = HandFedLink("127.0.0.1:1", spec)
+    both = (NO_GUESTS_RK, NO_GUESTS_RK)
+    link.receive(message_of(*both, version=3))
+    assert link.plan is None, "nothing has been reported yet"
+    link.report(make_report(spec, step=5))
+    taken = []
+    for version, source_step in ((3, 5), (2, 5), (3, 5), (9, 6), (9, 2**62), (4, 4)):
+        link.receive(message_of(*both, version=version, source_step=source_step))
+        taken.append((link.plan.identity.version, link.plan.source_step))
+    assert taken == [(3, 5)] * 5 + [(4, 4)]
+    assert link.num_rejected_plans == 4
+    assert link._unsent._errors["plan_refused"] == 4
+    link.receive(message_of(*both, epoch="of a restart", version=1))
+    assert link.plan.identity == PlanIdentity(planner_epoch="of a restart", version=1)
+
+
 class HandFedLink(PlannerLink):
     """A link without a network: plans are handed to it, and go the way of plans that arrive."""
 
@@ -85,6 +104,7 @@ class HandFedLink(PlannerLink):
 
     def report(self, report) -> None:
         """Nobody listens."""
+        self._take(report)
 
     def receive(self, *messages: pb.Plan) -> None:
         responses = [pb.WatchPlansResponse(plan=message) for message in messages]
@@ -100,11 +120,12 @@ BAD = {
     "an expert out of range": message_of(with_guest(8, rank=0, slot=0), GOOD_L[1], version=3),
     "more guests than slots": message_of(*(np.array([[-1, -1, -1]] * 3 + [[0, 1, 2]]),) * 2, version=4),
     "a missing layer": message_of(GOOD_L[1], version=5),
+    "counts that nobody has reported": message_of(*GOOD_L, version=2**62, source_step=2**62),
 }
 
 
 def train_with(plans_by_step: dict[int, pb.Plan]) -> list[History]:
-    """Trains with plans that arrive in given steps, and so are in force from the step after next on."""
+    """Trains with plans that arrive before given steps, and so are in force from the step after them on."""
 
     def body(rank: Rank) -> History:
         agents: list[Agent] = []
@@ -127,7 +148,7 @@ def train_with(plans_by_step: dict[int, pb.Plan]) -> list[History]:
                     assert eventually(lambda wanted=wanted, ready=ready: ready() == wanted)
 
         options = tiny_options(ranks_per_node=2, planner_address="127.0.0.1:1")
-        return train(rank, TinyConfig(num_layers=2), options, num_steps=7, before_step=feed, at=await_guests)
+        return train(rank, TinyConfig(num_layers=2), options, num_steps=8, before_step=feed, at=await_guests)
 
     return run_ranks(4, body)
 
@@ -135,10 +156,10 @@ def train_with(plans_by_step: dict[int, pb.Plan]) -> list[History]:
 def test_training_does_not_notice_plans_that_are_refused(monkeypatch) -> None:
     monkeypatch.setattr("taot_client.planner.leader.PlannerLink", HandFedLink)
     good = message_of(*GOOD_L)
-    undisturbed = train_with({0: good})
-    disturbed = train_with({0: good, **dict(enumerate(BAD.values(), start=1))})
-    assert [summary.mode.name for summary in disturbed[0].summaries] == ["HOME_ONLY"] + ["PLAN"] * 6
-    assert [summary.guests_intra + summary.guests_inter for summary in disturbed[0].summaries[1:]] == [2] * 6
+    undisturbed = train_with({1: good})
+    disturbed = train_with({1: good, **dict(enumerate(BAD.values(), start=2))})
+    assert [summary.mode.name for summary in disturbed[0].summaries] == ["HOME_ONLY"] * 2 + ["PLAN"] * 6
+    assert [summary.guests_intra + summary.guests_inter for summary in disturbed[0].summaries[2:]] == [2] * 6
     for one, other in zip(undisturbed, disturbed, strict=True):
         assert one.losses == other.losses
         for left, right in zip(one.gradients, other.gradients, strict=True):

@@ -50,6 +50,7 @@ def test_two_planners_are_logged_once_and_counted_each_time(caplog):
 def test_a_plan_of_another_epoch_than_the_sessions_is_never_taken():
     link = PlannerLink("127.0.0.1:1", spec("epochs"))
     link._session = pb.Session(session_id="s", planner_epoch="mine")
+    link.report(report(0))
     plans = [
         PublishedPlan(
             identity=PlanIdentity(planner_epoch=epoch, version=version),

@@ -9,6 +9,7 @@ import logging
 
 import grpc
 
+from taot_api.v1 import planner_pb2 as pb
 from taot_client.planner.planner_epochs import PlannerEpochs
 from taot_client.planner.refusal_details import RefusalDetails
 from taot_client.planner.unsent_telemetry import UnsentTelemetry
@@ -36,6 +37,18 @@ class LinkState:
             logger.info("the planner at %s answers", self._address)
         self.is_connected = True
         self._told_refusal = ""
+
+    def note_opened(self, session: pb.Session) -> None:
+        """A session was opened."""
+        self.note_success()
+        self.note_epoch(session.planner_epoch)
+        logger.info(
+            "session %s open at planner %s (release %s, epoch %s)",
+            session.session_id,
+            self._address,
+            session.planner_release,
+            session.planner_epoch,
+        )
 
     def note_failure(self, what: str, error: grpc.RpcError) -> None:
         """A call was not answered."""

@@ -61,6 +61,7 @@ class PlannerLink:
         self._unsent = UnsentTelemetry()
         self._state = LinkState(address, self._unsent)
         self._threads: list[threading.Thread] = []
+        self._newest_step = -1
         self._unanswered_step: int | None = None
         self.is_paused = False
         self.num_reconnects = 0
@@ -118,7 +119,7 @@ class PlannerLink:
 
     def report(self, report: RoutingReport) -> None:
         """Queues a report; when the planner is slower than training, the oldest waiting one gives way."""
-        self._check_process()
+        self._take(report)
         dropped = self._reports.put(report)
         if dropped is not None:
             self._unsent.add_lost(dropped)
@@ -129,7 +130,7 @@ class PlannerLink:
 
         A planner that is away, or has missed a deadline in this step, is not asked: a step waits for one at most.
         """
-        self._check_process()
+        self._take(report)
         session = self._session
         if session is None or not self.is_connected or self._unanswered_step == report.step:
             return None
@@ -209,15 +210,7 @@ class PlannerLink:
             self._first_answer.set()
             return
         self._session = session = response.session
-        self._state.note_success()
-        self._state.note_epoch(session.planner_epoch)
-        logger.info(
-            "session %s open at planner %s (release %s, epoch %s)",
-            session.session_id,
-            self._address,
-            session.planner_release,
-            session.planner_epoch,
-        )
+        self._state.note_opened(session)
         if self._first_answer.is_set():
             self.num_reconnects += 1
         self._first_answer.set()
@@ -232,13 +225,18 @@ class PlannerLink:
             if self._closing.is_set():
                 return
             try:
-                self._plan = self._decode(response.plan, self._spec.layers, session)
+                self._plan = self._decode(response.plan, self._spec.layers, session, after=self._plan)
             except ValueError as error:
                 self._state.note_rejected(error)
 
-    def _decode(self, message: pb.Plan, layers: Sequence[LayerSpec], session: pb.Session) -> PublishedPlan:
+    def _decode(
+        self, message: pb.Plan, layers: Sequence[LayerSpec], session: pb.Session, *, after: PublishedPlan | None = None
+    ) -> PublishedPlan:
         self._state.note_epoch(message.identity.planner_epoch)
-        return decode_checked(message, layers=layers, topology=self._spec.topology, epoch=session.planner_epoch)
+        epoch, step = session.planner_epoch, self._newest_step
+        return decode_checked(
+            message, layers=layers, topology=self._spec.topology, epoch=epoch, newest_step=step, after=after
+        )
 
     # The report thread.
 
@@ -280,7 +278,9 @@ class PlannerLink:
             if self._watch is not None:
                 self._watch.cancel()
 
-    def _check_process(self) -> None:
+    def _take(self, report: RoutingReport) -> None:
+        """Notes the step of a report before anybody can answer it."""
+        self._newest_step = report.step
         if os.getpid() != self._pid:
             raise RuntimeError("the agent belongs to the process that created it; a forked child cannot use it")
 
