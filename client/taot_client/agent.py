@@ -39,6 +39,7 @@ from taot_client.topology_detection import detect_topology
 from taot_client.trace_recorder import LIMIT_BYTES, TraceFile
 from taot_client.warm_up import warm_up
 from taot_planning import PlanningOptions, Topology, __version__
+from taot_planning.kernel_sources import package_digest
 from taot_planning.options import PPM
 
 logger = logging.getLogger(__name__)
@@ -196,6 +197,8 @@ def _facts(layers: Sequence[NamedLayer], options: AgentOptions, *, disabled: boo
     facts["options.plan_source"] = options.effective_plan_source
     facts["TAOT_DISABLE"] = disabled
     facts["release"] = __version__
+    for package in ("taot_planning", "taot_client"):  # a release that somebody has changed splits tokens otherwise
+        facts[f"sources of {package}"] = package_digest(package)
     facts["number of layers"] = len(layers)
     for name, layer in layers:
         facts |= {f"layer {name} {key}": value for key, value in describe_layer(name, layer).items()}

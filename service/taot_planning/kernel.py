@@ -7,6 +7,8 @@ from typing import Any, TypeVar, cast
 
 import numba
 
+from taot_planning.kernel_sources import imported_digest
+
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -20,13 +22,19 @@ def kernel(function: _Function) -> _Function:
 
     Where no place for the cache can be written, each process compiles for itself.
 
-    The disk cache notices changes of the file that a kernel is in, not of what that file imports. So call kernels from
-    Python or from kernels of their own file, and where that would make a file too long (`guest_search`,
-    `assignment`) or a pass too slow (`taot_client.pass_split`), clear
-    `__pycache__` after a change of the file that is called, as after a change here.
+    A compiled kernel holds what it calls, also of other files, while numba's disk cache looks at the kernel's own file
+    alone. So what is on disk is marked with all that the file imports, and not used after any of it has changed.
     """
     try:
         compiled = numba.njit(cache=True, nogil=True)(function)
-    except RuntimeError:  # numba: cannot cache function, no locator available
+        if compiled is not function:  # as it is where NUMBA_DISABLE_JIT is set
+            _mark(compiled, imported_digest(function.__module__))
+    except (RuntimeError, AttributeError):  # no place for a cache, or numba has another one than `_mark` knows
         compiled = numba.njit(nogil=True)(function)
     return cast(_Function, compiled)
+
+
+def _mark(compiled: Any, digest: str) -> None:
+    """Adds to what a kernel on disk must have been compiled of; numba has no public way."""
+    index = compiled._cache._cache_file
+    index._source_stamp = index._source_stamp, digest

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import threading
 from collections.abc import Mapping
 
 import pytest
 from rank_threads import Rank, run_ranks
+from tiny_moe import TinyConfig, TinyMoE
 
+from taot_client import Agent, AgentOptions
+from taot_client import agent as agent_module
 from taot_client.agreement import check_agreement, share_refusals
 from taot_client.groups import all_gather_text
 
@@ -63,6 +67,25 @@ def test_texts_of_any_length_and_script_are_gathered() -> None:
         return all_gather_text(rank.group.counts, texts[rank.group.rank], size=rank.group.size)
 
     assert run_ranks(4, body) == [texts] * 4
+
+
+@pytest.mark.parametrize("package", ["taot_planning", "taot_client"])
+def test_ranks_with_other_sources_of_the_same_release_do_not_start_together(package: str, monkeypatch) -> None:
+    real, own = agent_module.package_digest, threading.local()
+
+    def digest(name: str) -> str:
+        return real(name) + ("changed" if own.rank == 1 and name == package else "")
+
+    def body(rank: Rank) -> str:
+        own.rank = rank.group.rank
+        with pytest.raises(ValueError, match="the ranks disagree") as caught:
+            Agent(TinyMoE(TinyConfig(), rank.group), AgentOptions(), groups=rank.agent_groups)
+        return str(caught.value)
+
+    monkeypatch.setattr(agent_module, "package_digest", digest)
+    told = run_ranks(2, body)
+    assert told[0] == told[1]
+    assert f"the ranks disagree about sources of {package}: rank 0: '{real(package)}', rank 1" in told[0]
 
 
 # Checks of one rank alone.
