@@ -26,9 +26,11 @@ logger = logging.getLogger(__name__)
 _CHANNEL_OPTIONS = [
     # Cluster images set http_proxy; a sidecar on loopback must not be looked for behind it.
     ("grpc.enable_http_proxy", 0),
+    # Pauses between attempts to connect: calls fail at once meanwhile, also while the planner listens again.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.max_reconnect_backoff_ms", 300),
+    # The least time that one attempt gets: greetings take their time on a busy machine and over long links.
+    ("grpc.min_reconnect_backoff_ms", 1000),
     # Notices a connection that has silently gone.
     ("grpc.keepalive_time_ms", 20_000),
     ("grpc.keepalive_timeout_ms", 5_000),
