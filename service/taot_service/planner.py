@@ -5,7 +5,6 @@ Lives on one event loop. Decisions are the sessions'; this module reads clocks, 
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import time
 import uuid
@@ -15,16 +14,19 @@ from taot_api.published_plan import PublishedPlan
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_planning import __version__
-from taot_service.admission import SessionLimits, check_calls, check_waiting_plans
+from taot_service.admission import SessionLimits, check_calls
+from taot_service.caller_plans import CallerPlans
 from taot_service.change_feed import ChangeFeed
 from taot_service.config import ServiceConfig
+from taot_service.ended_sessions import EndReason
 from taot_service.limits import check_algorithm
 from taot_service.metrics import ServiceMetrics
 from taot_service.plan_feed import PlanFeed, PlanSubscription
 from taot_service.plan_traces import PlanTraces
 from taot_service.planning_work import FinishedWork, PlanningWork, Purpose, SolvedPlan, SolverFailure
 from taot_service.session import ReportOutcome, Session
-from taot_service.session_book import EndReason, SessionBook
+from taot_service.session_book import SessionBook
+from taot_service.session_lines import log_end, log_opening, log_pause
 from taot_service.solver_pool import SolverPool
 
 logger = logging.getLogger(__name__)
@@ -55,7 +57,6 @@ class Planner:
                 max_held_bytes=config.max_held_bytes,
             ),
         )
-        self._queue = self._book.queue
         self._feeds: dict[str, PlanFeed] = {}
         self._pool = SolverPool(
             num_threads=config.solver_threads,
@@ -63,6 +64,7 @@ class Planner:
             take_work=self._book.take_work,
             on_done=self._finish_work,
         )
+        self._caller_plans = CallerPlans(self._book, self._pool, config=config, metrics=self.metrics, traces=traces)
         self.metrics.show("taot_sessions", "Open sessions.", lambda: len(self.sessions))
         self.metrics.show(
             "taot_sessions_paused",
@@ -119,19 +121,7 @@ class Planner:
             self._idle_since_seconds = None
             self.metrics.groups.open(spec)
             self.changes.note_sessions()
-        logger.info(
-            "session %s of job %s group %s incarnation %s: %s, %s ranks, %s layers, algorithm %s, client %s",
-            session.session_id,
-            spec.training_job,
-            spec.group,
-            spec.incarnation,
-            decision.outcome.value,
-            spec.topology.num_ranks,
-            len(spec.layers),
-            spec.algorithm,
-            spec.client_release[:64],
-            extra=session.log_fields,
-        )
+        log_opening(session, decision.outcome)
         return session
 
     def find_session(self, session_id: str) -> Session:
@@ -179,40 +169,7 @@ class Planner:
             ContractError: when there is no plan in time, or too many wait for one.
         """
         self._refuse_when_draining()
-        check_waiting_plans(self._queue, session.session_id, self.config)
-        trace = self.traces.note_checked(session.session_id, report) if self.traces is not None else None
-        now_seconds = time.monotonic()
-        work = PlanningWork(
-            session_id=session.session_id,
-            spec=session.spec,
-            layers=layers,
-            report=report,
-            arrival_seconds=now_seconds,
-            deadline_seconds=now_seconds + timeout_seconds,
-            purpose=Purpose.CALLER,
-        )
-        try:
-            finished = await asyncio.wait_for(self._pool.solve_now(work), timeout_seconds)
-        except asyncio.TimeoutError:
-            self.metrics.plans.labels("abandoned").inc()
-            message = f"no plan within the {timeout_seconds:.3f} s that the caller gave: go on without"
-            raise ContractError(Reason.DEADLINE_EXCEEDED, message) from None
-        except asyncio.CancelledError:
-            self.metrics.plans.labels("abandoned").inc()
-            raise
-        result = finished.result
-        if isinstance(result, SolverFailure):
-            if result.is_abandoned:
-                self.metrics.plans.labels("abandoned").inc()
-                raise ContractError(Reason.DEADLINE_EXCEEDED, "no plan in the time that the caller gave: go on without")
-            self.metrics.plans.labels("failed").inc()
-            raise ContractError(Reason.PLANNING_FAILED, f"planning failed ({result.message}): go on without a plan")
-        plan = self._book.publish(work, result, create_time_seconds=time.time())
-        if self.traces is not None and trace is not None:
-            self.traces.note_answer(finished, trace, version=plan.identity.version)
-        self.metrics.plans.labels("answered").inc()
-        self.metrics.observe_times(finished, now_seconds=time.monotonic())
-        return plan
+        return await self._caller_plans.plan(session, report, layers=layers, timeout_seconds=timeout_seconds)
 
     def subscribe(self, session: Session, *, after_version: int) -> PlanSubscription:
         """Starts to watch a session, which stays alive meanwhile; `unsubscribe` must follow."""
@@ -234,12 +191,7 @@ class Planner:
         if session.is_paused != is_paused:
             session.is_paused = is_paused
             self.metrics.groups.note_paused(session.spec, is_paused=is_paused)
-            logger.info(
-                "session %s %s by an operator",
-                session.session_id,
-                "paused" if is_paused else "resumed",
-                extra=session.log_fields,
-            )
+            log_pause(session)
             self.changes.note_session(session.session_id)
 
     def close_session(self, session_id: str) -> None:
@@ -265,8 +217,10 @@ class Planner:
         return await self._pool.close(timeout_seconds=CLOSE_SECONDS)
 
     def _num_queued(self) -> int:
-        held_back = sum(session.waiting is not None and session.waiting not in self._queue for session in self.sessions)
-        waiting = sum(self._queue.num_waiting(purpose) for purpose in (Purpose.REPORT, Purpose.CALLER))
+        held_back = sum(
+            session.waiting is not None and session.waiting not in self._book.queue for session in self.sessions
+        )
+        waiting = sum(self._book.queue.num_waiting(purpose) for purpose in (Purpose.REPORT, Purpose.CALLER))
         return self._pool.num_running + waiting + held_back
 
     def _finish_work(self, finished: FinishedWork) -> None:
@@ -312,16 +266,7 @@ class Planner:
             self._idle_since_seconds = time.monotonic()
         self.metrics.groups.forget(session.spec)
         self.changes.note_sessions()
-        logger.info(
-            "session %s of job %s group %s %s after %s reports and %s plans",
-            session.session_id,
-            session.spec.training_job,
-            session.spec.group,
-            reason.value,
-            session.num_reports,
-            session.num_plans,
-            extra=session.log_fields,
-        )
+        log_end(session, reason)
 
     def _refuse_when_draining(self) -> None:
         if self.is_draining:

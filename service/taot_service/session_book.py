@@ -7,23 +7,19 @@ every decision names its reason.
 from __future__ import annotations
 
 import math
-from collections import OrderedDict
 from dataclasses import dataclass
 from enum import Enum
-from typing import NamedTuple
 
 from taot_api.contract_error import ContractError, Reason
 from taot_api.published_plan import PlanIdentity, PublishedPlan
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import SessionSpec
 from taot_service.admission import SessionLimits, check_room
+from taot_service.ended_sessions import EndedSessions, EndReason
 from taot_service.planning_work import PlanningWork, Purpose, SolvedPlan
 from taot_service.session import ReportDecision, Session
 from taot_service.spec_difference import first_difference
 from taot_service.work_queue import WorkQueue
-
-MAX_ENDED_SESSIONS = 1024
-"""Ended sessions whose reason is remembered, for callers that come late."""
 
 
 class OpenOutcome(Enum):
@@ -39,14 +35,6 @@ class OpenOutcome(Enum):
     """The session that this incarnation has already opened."""
 
 
-class EndReason(Enum):
-    """Why a session ended; the value is its name in logs and messages."""
-
-    REPLACED = "replaced by a newer incarnation of its group"
-    CLOSED = "closed"
-    EXPIRED = "dropped after its lease ran out"
-
-
 @dataclass(frozen=True, kw_only=True)
 class OpenDecision:
     """The answer to a request to open a session."""
@@ -59,13 +47,6 @@ class OpenDecision:
 
     replaced: Session | None = None
     """The session that ended for it."""
-
-
-class _Ended(NamedTuple):
-    """What is remembered of a session that has ended."""
-
-    training_job: str
-    reason: EndReason
 
 
 class SessionBook:
@@ -87,7 +68,7 @@ class SessionBook:
         self._publish_within_seconds = publish_within_seconds
         self._sessions: dict[str, Session] = {}
         self._by_group: dict[tuple[str, str], Session] = {}
-        self._ended: OrderedDict[str, _Ended] = OrderedDict()
+        self._ended = EndedSessions(planner_epoch=planner_epoch)
         self._version = 0
 
     @property
@@ -150,24 +131,15 @@ class SessionBook:
     def job_of(self, session_id: str) -> str | None:
         """The training job of a session that is open or remembered; its lease goes on."""
         session = self._sessions.get(session_id)
-        if session is not None:
-            return session.spec.training_job
-        ended = self._ended.get(session_id)
-        return None if ended is None else ended.training_job
+        return self._ended.job_of(session_id) if session is None else session.spec.training_job
 
     def never_opened(self, session_id: str) -> ContractError:
         """The error for an id that was never given out, or not to the caller."""
-        return self._no_session(session_id, Reason.SESSION_NOT_FOUND, "is not known to this planner: open it again")
+        return self._ended.never_opened(session_id)
 
     def missing(self, session_id: str) -> ContractError:
         """Why there is no open session of that id, as an error for its caller."""
-        ended = self._ended.get(session_id)
-        if ended is None:
-            return self.never_opened(session_id)
-        if ended.reason is EndReason.REPLACED:
-            why = f"was {ended.reason.value}: this run has been replaced, stop it"
-            return self._no_session(session_id, Reason.STALE_INCARNATION, why)
-        return self._no_session(session_id, Reason.SESSION_NOT_FOUND, f"was {ended.reason.value}: open it again")
+        return self._ended.missing(session_id)
 
     def accept_report(self, session_id: str, report: RoutingReport, *, now_seconds: float) -> ReportDecision:
         """Takes a checked report of an open session."""
@@ -195,7 +167,7 @@ class SessionBook:
         self.queue.discard(work)
         session = self._sessions.get(work.session_id)
         if session is None:
-            return self._end_of(work.session_id)
+            return self._ended.reason_of(work.session_id)
         plan = self.publish(work, solved, create_time_seconds=create_time_seconds)
         session.keep_plan(plan, solved)
         session.finish_work()
@@ -223,7 +195,7 @@ class SessionBook:
         self.queue.discard(work)
         session = self._sessions.get(work.session_id)
         if session is None:
-            return self._end_of(work.session_id)
+            return self._ended.reason_of(work.session_id)
         session.finish_work()
         self._queue(session)
         return None
@@ -261,19 +233,6 @@ class SessionBook:
             self._end(session, EndReason.EXPIRED)
         return silent
 
-    def _end_of(self, session_id: str) -> EndReason:
-        ended = self._ended.get(session_id)
-        return EndReason.EXPIRED if ended is None else ended.reason
-
-    def _no_session(self, session_id: str, reason: Reason, why: str) -> ContractError:
-        shown = session_id[:64]
-        return ContractError(
-            reason,
-            f"session {shown!r} {why} (planner epoch {self.planner_epoch})",
-            field="session_id",
-            metadata={"session_id": shown, "planner_epoch": self.planner_epoch},
-        )
-
     def _queue(self, session: Session) -> None:
         if session.has_work and session.waiting is not None and session.waiting not in self.queue:
             self.queue.add(session.waiting)
@@ -284,9 +243,7 @@ class SessionBook:
         for work in session.drop_work():
             if work in self.queue:
                 self.queue.discard(work)
-        self._ended[session.session_id] = _Ended(session.spec.training_job, reason)
-        if len(self._ended) > MAX_ENDED_SESSIONS:
-            self._ended.popitem(last=False)
+        self._ended.add(session.session_id, training_job=session.spec.training_job, reason=reason)
 
 
 def _check_same_content(spec: SessionSpec, opened: SessionSpec) -> None:

@@ -7,8 +7,9 @@ from routing_samples import make_spec
 from session_book_samples import make_book, open_session, report_step, solved
 
 from taot_api import ContractError, Reason
+from taot_service.ended_sessions import MAX_ENDED_SESSIONS, EndReason
 from taot_service.session import KEPT_PLANS, MAX_REPORT_KEYS, ReportOutcome
-from taot_service.session_book import MAX_ENDED_SESSIONS, EndReason, OpenOutcome
+from taot_service.session_book import OpenOutcome
 
 
 def install_next(book):

@@ -10,7 +10,7 @@ from routing_samples import make_spec
 from session_book_samples import make_book, open_session, report_step, solved
 
 from taot_api import ContractError
-from taot_service.session_book import EndReason
+from taot_service.ended_sessions import EndReason
 
 
 class BookMachine(RuleBasedStateMachine):
