@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 
 import typer
@@ -22,6 +23,8 @@ def serve(effective: EffectiveSettings) -> None:
 
 
 def _run(effective: EffectiveSettings) -> int:
+    # gRPC's core writes what strangers send to standard error; it reads this when it is imported.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     try:
         from taot_service.server import run  # noqa: PLC0415 - the server extra is optional
     except ModuleNotFoundError as error:

@@ -100,6 +100,9 @@ def _max_concurrent_rpcs(config: ServiceConfig) -> int:
 
 def _channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
     return [
+        # A connection that never becomes one, and one that has gone quiet: both leave room for others.
+        ("grpc.server_handshake_timeout_ms", 10_000),
+        ("grpc.max_connection_idle_ms", 600_000),
         # Two planners must not share a port unnoticed.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),

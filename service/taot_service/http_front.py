@@ -11,6 +11,7 @@ import uvicorn
 
 from taot_service.config import ServiceConfig
 from taot_service.http_app import create_http_app
+from taot_service.http_connection import MAX_HEADER_BYTES, HttpConnection
 from taot_service.listener import listen
 from taot_service.locks import Locks
 from taot_service.planner import Planner
@@ -35,8 +36,11 @@ class HttpFront:
         self._config = config
         settings = uvicorn.Config(
             create_http_app(planner, locks),
+            http=HttpConnection,
+            h11_max_incomplete_event_size=MAX_HEADER_BYTES,
             log_config=None,
-            log_level="warning",
+            # Its warnings are about what strangers send, a line each.
+            log_level="error",
             access_log=False,
             lifespan="off",
             timeout_graceful_shutdown=HTTP_SECONDS,
