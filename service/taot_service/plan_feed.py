@@ -6,9 +6,13 @@ Lives on the event loop. It holds one plan however slow its readers are.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 from taot_api.contract_error import ContractError
 from taot_api.published_plan import PublishedPlan
+
+T = TypeVar("T")
 
 
 class PlanFeed:
@@ -18,11 +22,12 @@ class PlanFeed:
         self._newest: PublishedPlan | None = None
         self._end: ContractError | None = None
         self._subscriptions: set[PlanSubscription] = set()
+        self._encoded: tuple[int, Any] | None = None
 
     def publish(self, plan: PublishedPlan) -> None:
         """Supersedes the plan before. Versions must grow."""
         assert self._newest is None or plan.identity.version > self._newest.identity.version
-        self._newest = plan
+        self._newest, self._encoded = plan, None
         self._wake_all()
 
     def end(self, error: ContractError) -> None:
@@ -39,6 +44,19 @@ class PlanFeed:
     def unsubscribe(self, subscription: PlanSubscription) -> None:
         """Called by a subscription that closes."""
         self._subscriptions.discard(subscription)
+        if len(self._subscriptions) < 2:  # noqa: PLR2004 - nobody to share with
+            self._encoded = None
+
+    def encode(self, plan: PublishedPlan, make: Callable[[PublishedPlan], T]) -> T:
+        """What `make` makes of a plan: once for all readers of the newest, and kept only where there are several."""
+        version = plan.identity.version
+        if self._encoded is not None and self._encoded[0] == version:
+            encoded: T = self._encoded[1]
+            return encoded
+        encoded = make(plan)
+        if len(self._subscriptions) > 1 and plan is self._newest:
+            self._encoded = (version, encoded)
+        return encoded
 
     def newer_than(self, version: int) -> PublishedPlan | None:
         """The newest plan if it is newer than `version`.
@@ -69,6 +87,17 @@ class PlanSubscription:
     def close(self) -> None:
         """Stops to read."""
         self._feed.unsubscribe(self)
+
+    async def next_encoded(self, make: Callable[[PublishedPlan], T]) -> T:
+        """Waits for a plan newer than the last one, and encodes it unless another reader has.
+
+        Args:
+            make: the same for all readers of a feed; what it returns is shared and must not be changed.
+
+        Raises:
+            ContractError: when the feed has ended.
+        """
+        return self._feed.encode(await self.next_plan(), make)
 
     async def next_plan(self) -> PublishedPlan:
         """Waits for a plan newer than the last one.

@@ -12,6 +12,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from taot_api.codec import decode_report, decode_session_spec, encode_identity, encode_plan
 from taot_api.contract_error import ContractError, Reason
+from taot_api.published_plan import PublishedPlan
 from taot_api.routing_report import check_report
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_api.v1 import planner_pb2 as pb
@@ -52,8 +53,7 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         subscription = self._planner.subscribe(session, after_version=request.after_version)
         try:
             while True:
-                plan = await subscription.next_plan()
-                yield pb.WatchPlansResponse(plan=encode_plan(plan))
+                yield await subscription.next_encoded(_encode_response)
         finally:
             self._planner.unsubscribe(session, subscription)
 
@@ -129,6 +129,10 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         if not self._is_foreign(request.session_id):
             self._planner.close_session(request.session_id)
         return pb.CloseSessionResponse()
+
+
+def _encode_response(plan: PublishedPlan) -> pb.WatchPlansResponse:
+    return pb.WatchPlansResponse(plan=encode_plan(plan))
 
 
 def _time_remaining(context: Context) -> float:

@@ -106,3 +106,31 @@ def test_a_closed_subscription_is_forgotten():
         assert not feed._subscriptions
 
     run(scenario())
+
+
+def test_a_plan_is_encoded_once_for_all_of_its_readers_and_kept_for_them_alone():
+    encoded = []
+
+    def encode(plan: PublishedPlan) -> object:
+        encoded.append(plan.identity.version)
+        return object()
+
+    async def scenario():
+        feed = PlanFeed()
+        feed.publish(make_plan(1))
+        alone = feed.subscribe(after_version=0)
+        await alone.next_encoded(encode)
+        assert feed._encoded is None, "nobody else will ask"
+        others = [feed.subscribe(after_version=0) for _ in range(3)]
+        first = [await each.next_encoded(encode) for each in others]
+        assert len(set(map(id, first))) == 1
+        feed.publish(make_plan(2))
+        second = [await each.next_encoded(encode) for each in (alone, *others)]
+        assert len(set(map(id, second))) == 1
+        assert second[0] is not first[0]
+        assert encoded == [1, 1, 2]
+        for each in others:
+            each.close()
+        assert feed._encoded is None
+
+    run(scenario())
