@@ -22,7 +22,7 @@ class PlanFeed:
         self._newest: PublishedPlan | None = None
         self._end: ContractError | None = None
         self._subscriptions: set[PlanSubscription] = set()
-        self._encoded: tuple[int, Any] | None = None
+        self._encoded: Any = None
 
     def publish(self, plan: PublishedPlan) -> None:
         """Supersedes the plan before. Versions must grow."""
@@ -47,15 +47,15 @@ class PlanFeed:
         if len(self._subscriptions) < 2:  # noqa: PLR2004 - nobody to share with
             self._encoded = None
 
-    def encode(self, plan: PublishedPlan, make: Callable[[PublishedPlan], T]) -> T:
-        """What `make` makes of a plan: once for all readers of the newest, and kept only where there are several."""
-        version = plan.identity.version
-        if self._encoded is not None and self._encoded[0] == version:
-            encoded: T = self._encoded[1]
-            return encoded
-        encoded = make(plan)
-        if len(self._subscriptions) > 1 and plan is self._newest:
-            self._encoded = (version, encoded)
+    def encode_newest(self, make: Callable[[PublishedPlan], T]) -> T:
+        """What `make` makes of the newest plan: once for all readers, and kept only where there are several."""
+        assert self._newest is not None
+        if self._encoded is not None:
+            kept: T = self._encoded
+            return kept
+        encoded = make(self._newest)
+        if len(self._subscriptions) > 1:
+            self._encoded = encoded
         return encoded
 
     def newer_than(self, version: int) -> PublishedPlan | None:
@@ -97,7 +97,8 @@ class PlanSubscription:
         Raises:
             ContractError: when the feed has ended.
         """
-        return self._feed.encode(await self.next_plan(), make)
+        await self.next_plan()  # which is the newest: nothing runs in between
+        return self._feed.encode_newest(make)
 
     async def next_plan(self) -> PublishedPlan:
         """Waits for a plan newer than the last one.
