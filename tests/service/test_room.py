@@ -16,6 +16,7 @@ from taot_api import ContractError, Reason
 from taot_api.codec import encode_report, encode_session_spec
 from taot_api.v1 import planner_pb2 as pb
 from taot_service.admission import held_bytes
+from taot_service.call_guard import _tolerant
 from taot_service.config import ServiceConfig
 from taot_service.limits import check_limits
 from taot_service.wire_check import MAX_NUMBER_BYTES, MAX_PARTS, SMALL_BYTES, check_parts
@@ -86,6 +87,13 @@ def test_bytes_that_would_become_much_more_in_memory_are_not_parsed(data):
     with pytest.raises(ContractError, match="reads at most") as caught:
         check_parts(data, OPEN)
     assert caught.value.reason is Reason.LIMIT_EXCEEDED
+
+
+def test_handlers_look_at_bytes_before_they_parse_them():
+    parsed = []
+    refused = _tolerant(parsed.append, OPEN)(b"\x22\x00" * (SMALL_BYTES // 2))
+    assert isinstance(refused, ContractError)
+    assert not parsed
 
 
 def test_large_requests_that_are_right_are_parsed_and_no_message_is_left_to_the_parser():

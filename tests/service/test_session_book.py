@@ -220,6 +220,7 @@ def test_a_session_expires_only_when_its_lease_has_run_out_since_the_last_call()
     with pytest.raises(ContractError, match="lease ran out: open it again") as caught:
         book.find(session.session_id, now_seconds=261.0)
     assert caught.value.reason is Reason.SESSION_NOT_FOUND
+    assert caught.value.metadata["planner_epoch"] == book.planner_epoch
 
 
 def test_an_open_watch_keeps_a_session_alive():
