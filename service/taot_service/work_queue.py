@@ -1,19 +1,19 @@
 """Work that waits for a solver thread, and which piece is next. Pure; time is an argument.
 
-Callers that wait come first as long as their job and session have not used much more solver time than others that
-want some; then they and the reports of sessions share it fairly. Improvements get what is left.
+Training jobs, and the sessions of a job, share the solver fairly, whether they report or call. Within a session, and
+among those whose turn it is, callers that wait come first. Improvements get what is left.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from taot_service.fair_share import FairShare
+from taot_service.fair_share import FairShare, Path
 from taot_service.planning_work import PlanningWork, Purpose
 
 CALLER_CREDIT_SECONDS = 0.25
-"""Solver time by which a caller's job, its session, and its calls beside the session's reports may be ahead of others
-and still go first: some layers of the largest groups."""
+"""Solver time by which the calls of a session may be ahead of its own reports and still go first: some layers of the
+largest groups."""
 
 SLICE_SECONDS = 0.01
 """Solver time after which work gives way to other work of its kind, at the next layer."""
@@ -24,7 +24,7 @@ class Pressure:
     """What waits, for the threads that ask whether to give way."""
 
     has_urgent: bool = False
-    """Whether a caller waits that goes first."""
+    """Whether a caller is next."""
 
     has_shared: bool = False
     """Whether reports or callers wait that share the solver."""
@@ -49,8 +49,8 @@ class WorkQueue:
     """Everything that waits for the solver."""
 
     def __init__(self) -> None:
-        self._waiting: dict[PlanningWork, None] = {}
-        self._share = FairShare()
+        self._waiting: dict[PlanningWork, Path] = {}
+        self._share = FairShare(head_starts={Purpose.CALLER.value: CALLER_CREDIT_SECONDS})
         self._sharing: set[PlanningWork] = set()
         """Reports and callers that wait or are in work; improvements use time that nobody else wants."""
 
@@ -63,7 +63,7 @@ class WorkQueue:
 
     def add(self, work: PlanningWork) -> None:
         """Takes work that is new, or that has given way."""
-        self._waiting[work] = None
+        self._waiting[work] = work.path
         if work.purpose is not Purpose.IMPROVEMENT and work not in self._sharing:
             self._sharing.add(work)
             self._share.enter(work.path)
@@ -83,30 +83,29 @@ class WorkQueue:
     def take(self, *, now_seconds: float) -> PlanningWork | None:
         """The next piece; the caller gives it back with `add`, or ends it with `discard`."""
         self._drop_late(now_seconds)
-        sharing = self._urgent() or self._shared()
-        if sharing:
-            path = self._share.choose([work.path for work in sharing])
-            chosen = next(work for work in sharing if work.path == path)
-        elif self._waiting:
-            chosen = next(iter(self._waiting))
-        else:
+        chosen = self._next_shared() or next(iter(self._waiting), None)
+        if chosen is None:
             return None
+        if chosen in self._sharing:
+            self._share.begin(chosen.path)
         del self._waiting[chosen]
         return chosen
 
     def pressure(self) -> Pressure:
         """What waits at the moment."""
-        return Pressure(has_urgent=bool(self._urgent()), has_shared=bool(self._shared()))
+        if not any(work.purpose is Purpose.CALLER for work in self._waiting):
+            return Pressure(has_shared=any(work.purpose is Purpose.REPORT for work in self._waiting))
+        chosen = self._next_shared()
+        return Pressure(has_urgent=chosen is not None and chosen.purpose is Purpose.CALLER, has_shared=True)
 
-    def _urgent(self) -> list[PlanningWork]:
-        return [
-            work
-            for work in self._waiting
-            if work.purpose is Purpose.CALLER and self._share.ahead_seconds(work.path) <= CALLER_CREDIT_SECONDS
-        ]
-
-    def _shared(self) -> list[PlanningWork]:
-        return [work for work in self._waiting if work.purpose is not Purpose.IMPROVEMENT]
+    def _next_shared(self) -> PlanningWork | None:
+        """The report or call that is next; of equals callers go first."""
+        first: dict[Path, PlanningWork] = {}
+        for purpose in (Purpose.CALLER, Purpose.REPORT):
+            for work, path in self._waiting.items():
+                if work.purpose is purpose:
+                    first.setdefault(path, work)
+        return first[self._share.choose(first)] if first else None
 
     def _drop_late(self, now_seconds: float) -> None:
         late = [
