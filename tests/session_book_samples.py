@@ -9,7 +9,7 @@ import numpy as np
 from routing_samples import make_report, make_spec
 
 from taot_api.published_plan import PublishedStats
-from taot_service.admission import SessionLimits
+from taot_service.config import ServiceConfig
 from taot_service.planning_work import PlanningWork, SolvedPlan
 from taot_service.session_book import SessionBook
 
@@ -19,7 +19,7 @@ def make_book(*, publish_within_seconds=math.inf, lease_seconds=60.0, **limits) 
         planner_epoch="epoch",
         lease_seconds=lease_seconds,
         publish_within_seconds=publish_within_seconds,
-        limits=SessionLimits(**({"max_sessions": 4} | limits)),
+        limits=ServiceConfig(**({"max_sessions": 4} | limits)),
     )
 
 

@@ -6,7 +6,6 @@ Where waiting helps, the refusal says for how long.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from taot_api.contract_error import ContractError, Reason
 from taot_api.session_spec import SessionSpec
@@ -24,20 +23,6 @@ CALL_RETRY_SECONDS = 0.5
 """When to look whether calls have been answered."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class SessionLimits:
-    """How many sessions there may be, and how large together."""
-
-    max_sessions: int = 256
-    """Sessions at a time."""
-
-    max_sessions_per_job: int = 128
-    """Sessions of one training job at a time."""
-
-    max_held_bytes: int = 2**31
-    """What all sessions may keep at a time, by `held_bytes`."""
-
-
 def held_bytes(spec: SessionSpec) -> int:
     """Memory that a session may need, from the sizes it declares.
 
@@ -53,19 +38,26 @@ def held_bytes(spec: SessionSpec) -> int:
     return 8 * (counts + recent + plans + num_experts + topology)
 
 
-def check_room(spec: SessionSpec, others: Sequence[SessionSpec], limits: SessionLimits) -> None:
+def check_room(spec: SessionSpec, others: Sequence[SessionSpec], limits: ServiceConfig) -> None:
     """Checks that one more session fits beside the others.
 
     Raises:
         ContractError: LIMIT_EXCEEDED, with the flag that raises the limit; with advice to retry where sessions that
             end make room.
     """
-    of_job = sum(other.training_job == spec.training_job for other in others)
+    of_job = [other for other in others if other.training_job == spec.training_job]
     wanted_bytes = held_bytes(spec)
-    total_bytes = wanted_bytes + sum(map(held_bytes, others))
+    total_bytes, job_bytes = (wanted_bytes + sum(map(held_bytes, each)) for each in (others, of_job))
+    most_bytes = min(limits.max_held_bytes, limits.max_held_bytes_per_job)
     for got, limit, flag, what in (
         (len(others) + 1, limits.max_sessions, "--max-sessions", "sessions"),
-        (of_job + 1, limits.max_sessions_per_job, "--max-sessions-per-job", "sessions of one training job"),
+        (len(of_job) + 1, limits.max_sessions_per_job, "--max-sessions-per-job", "sessions of one training job"),
+        (
+            job_bytes,
+            limits.max_held_bytes_per_job,
+            "--max-held-bytes-per-job",
+            "bytes of counts and plans over the sessions of one training job",
+        ),
         (total_bytes, limits.max_held_bytes, "--max-held-bytes", "bytes of counts and plans over all sessions"),
     ):
         if got > limit:
@@ -74,7 +66,7 @@ def check_room(spec: SessionSpec, others: Sequence[SessionSpec], limits: Session
                 f"this planner holds at most {limit} {what}, this would be {got}: start it with a larger {flag}, start"
                 " another planner, or wait for sessions to end",
                 metadata={"limit": str(limit), "got": str(got), "flag": flag},
-                retry_seconds=None if wanted_bytes > limits.max_held_bytes else SESSION_RETRY_SECONDS,
+                retry_seconds=None if wanted_bytes > most_bytes else SESSION_RETRY_SECONDS,
             )
 
 

@@ -95,6 +95,9 @@ class ServiceConfig:
     max_held_bytes: Count = 2**31
     """Bytes of counts and plans of all sessions together, worked out from the sizes that they declare."""
 
+    max_held_bytes_per_job: Count = 2**30
+    """Bytes of counts and plans of all sessions of one training job, which leave room for others."""
+
     max_watches: Count = 16
     """Open watches of a session."""
 

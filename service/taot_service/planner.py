@@ -14,7 +14,7 @@ from taot_api.published_plan import PublishedPlan
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_planning import __version__
-from taot_service.admission import SessionLimits, check_calls
+from taot_service.admission import check_calls
 from taot_service.caller_plans import CallerPlans
 from taot_service.change_feed import ChangeFeed
 from taot_service.config import ServiceConfig
@@ -51,11 +51,7 @@ class Planner:
             planner_epoch=uuid.uuid4().hex,
             lease_seconds=config.lease_seconds,
             publish_within_seconds=config.publish_within,
-            limits=SessionLimits(
-                max_sessions=config.max_sessions,
-                max_sessions_per_job=config.max_sessions_per_job,
-                max_held_bytes=config.max_held_bytes,
-            ),
+            limits=config,
         )
         self._feeds: dict[str, PlanFeed] = {}
         self._pool = SolverPool(

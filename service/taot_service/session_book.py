@@ -14,7 +14,8 @@ from taot_api.contract_error import ContractError, Reason
 from taot_api.published_plan import PlanIdentity, PublishedPlan
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import SessionSpec
-from taot_service.admission import SessionLimits, check_room
+from taot_service.admission import check_room
+from taot_service.config import ServiceConfig
 from taot_service.ended_sessions import EndedSessions, EndReason
 from taot_service.planning_work import PlanningWork, Purpose, SolvedPlan
 from taot_service.session import ReportDecision, Session
@@ -57,7 +58,7 @@ class SessionBook:
         *,
         planner_epoch: str,
         lease_seconds: float,
-        limits: SessionLimits,
+        limits: ServiceConfig,
         publish_within_seconds: float = math.inf,
     ) -> None:
         self.planner_epoch = planner_epoch

@@ -47,7 +47,7 @@ def test_one_job_does_not_fill_the_planner():
 
 def test_the_memory_of_all_sessions_is_bounded_by_what_they_declare():
     spec = make_spec()
-    book = make_book(max_held_bytes=2 * held_bytes(spec))
+    book = make_book(max_held_bytes=2 * held_bytes(spec), max_held_bytes_per_job=2**40)
     for _ in range(2):
         open_session(book)
     with pytest.raises(ContractError, match="--max-held-bytes") as caught:
@@ -56,6 +56,23 @@ def test_the_memory_of_all_sessions_is_bounded_by_what_they_declare():
     with pytest.raises(ContractError, match="--max-held-bytes") as caught:
         open_session(make_book(max_held_bytes=held_bytes(spec) - 1))
     assert caught.value.retry_seconds is None, "waiting makes no session smaller"
+
+
+def test_the_memory_of_a_planner_is_not_for_one_job_alone():
+    spec = make_spec(training_job="crowd", group="a")
+    book = make_book(max_held_bytes_per_job=2 * held_bytes(spec))
+    for group in ("a", "b"):
+        open_session(book, make_spec(training_job="crowd", group=group))
+    with pytest.raises(ContractError, match="--max-held-bytes-per-job") as caught:
+        open_session(book, make_spec(training_job="crowd", group="c"))
+    assert caught.value.retry_seconds is not None, "others of the job may end"
+    open_session(book, make_spec(training_job="crowd", group="a", incarnation=2))
+    open_session(book, make_spec(training_job="alone"))
+    with pytest.raises(ContractError, match="--max-held-bytes-per-job") as caught:
+        open_session(make_book(max_held_bytes_per_job=held_bytes(spec) - 1), spec)
+    assert caught.value.retry_seconds is None, "waiting makes no session smaller"
+    config = ServiceConfig()
+    assert config.max_held_bytes_per_job <= config.max_held_bytes // 2
 
 
 @pytest.mark.parametrize(
