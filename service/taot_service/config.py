@@ -122,7 +122,10 @@ class ServiceConfig:
     max_slots: Count = 64
     """Guest slots of a rank."""
 
-    max_plan_entries: Count = 2**26
+    max_layer_counts: Count = 2**20
+    """Ranks x experts of a layer: what is planned without a pause, in which others wait."""
+
+    max_plan_entries: Count = 2**24
     """Layers x ranks x ranks x slots of a session: the int64 numbers in a plan with token quotas."""
 
     max_labelled_groups: CountFromZero = 32

@@ -35,6 +35,8 @@ def check_limits(request: pb.OpenSessionRequest, config: ServiceConfig) -> None:
     for index, layer in enumerate(request.layers):
         num_experts = max(layer.expert_count, len(layer.home_ranks))
         _check(num_experts, config.max_experts, flag="--max-experts", field=f"layers[{index}].expert_count")
+        counts = num_ranks * num_experts
+        _check(counts, config.max_layer_counts, flag="--max-layer-counts", field=f"layers[{index}].expert_count")
         _check_name(layer.name, Reason.INVALID_LAYER, field=f"layers[{index}].name")
     entries = len(request.layers) * num_ranks**2 * max_slots
     _check(entries, config.max_plan_entries, flag="--max-plan-entries", field="layers")
