@@ -6,10 +6,14 @@ from dataclasses import dataclass
 
 from taot_planning.options import Effort
 
+REMEMBERED_PART = 0.95
+"""What is left of a time for `balanced` after every plan without such a layer: one slow layer keeps others from being
+tried for some plans, not for good. Where it takes five times too long it is tried once every 30 plans or so."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EffortSeconds:
-    """What planning one layer took at most in the newest plan of a session, by effort; 0: not known yet."""
+    """What planning one layer took at most in the newest plan of a session that says, by effort; 0: not known yet."""
 
     fast: float = 0.0
     """With the effort `fast`."""
@@ -26,6 +30,10 @@ class EffortSeconds:
     def or_else(self, before: EffortSeconds) -> EffortSeconds:
         """These, and those from before where nothing is known."""
         return EffortSeconds(fast=self.fast or before.fast, balanced=self.balanced or before.balanced)
+
+    def after(self, before: EffortSeconds) -> EffortSeconds:
+        """These of a plan just made, and those from before where nothing is known, less sure of `balanced`."""
+        return self.or_else(EffortSeconds(fast=before.fast, balanced=before.balanced * REMEMBERED_PART))
 
 
 def choose_effort(

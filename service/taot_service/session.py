@@ -179,7 +179,7 @@ class Session:
         self._plans.append(plan)
         self.num_plans += 1
         self.last_solved = solved
-        self._layer_seconds = solved.layer_seconds.or_else(self._layer_seconds)
+        self._layer_seconds = solved.layer_seconds.after(self._layer_seconds)
         self.history.add_plan(plan)
 
     def improve(self, work: PlanningWork, solved: SolvedPlan) -> PlanningWork | None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from planner_client import planner_client, read_plan
 from routing_samples import make_report, make_spec
 from running_planner import running_planner
-from session_book_samples import make_book, open_session, report_step
+from session_book_samples import make_book, open_session, report_step, solved
 
 import taot_service.solver
 from taot_api.published_plan import PublishedStats
@@ -56,6 +58,22 @@ def test_an_improved_layer_is_better_by_the_objective(options, new, old, better)
     assert is_better(new_stats, old_stats, PlanningOptions(**options)) == better
 
 
+def test_one_slow_layer_does_not_keep_a_session_from_searching_harder_for_good():
+    book = make_book(publish_within_seconds=0.1)
+    session = open_session(book).session
+    slow = EffortSeconds(fast=0.001, balanced=0.5)
+    efforts = []
+    for step in range(1, 60):
+        report_step(book, session, step)
+        work = book.take_work()
+        spare = {"spare_seconds": 0.1, "layers_left": 2, "is_contended": False, "layer_seconds": work.layer_seconds}
+        efforts.append(choose_effort("balanced", **spare))
+        took = replace(slow, balanced=0.0) if efforts[-1] == "fast" else slow
+        book.install(work, replace(solved(work), layer_seconds=took), create_time_seconds=0.0)
+    assert efforts[:20] == ["balanced"] + ["fast"] * 19, "it is not tried at every report either"
+    assert efforts.count("balanced") == 2
+
+
 def hurried_book():
     book = make_book(publish_within_seconds=0.0)
     session = open_session(book).session
@@ -71,8 +89,8 @@ def test_a_hurried_plan_is_improved_at_low_priority_and_dropped_for_a_newer_repo
     assert improvement.purpose is Purpose.IMPROVEMENT
     assert not report_step(book, session, 1).outdated, "a repeat changes nothing"
     assert report_step(book, session, 2).outdated is improvement
-    solved = advance(improvement, pressure=Pressure)
-    assert solved.is_abandoned
+    result = advance(improvement, pressure=Pressure)
+    assert result.is_abandoned
     assert book.end_improvement(improvement, None, create_time_seconds=0.0) is None
     assert book.take_work().report.step == 2
 
@@ -82,9 +100,9 @@ def test_a_better_plan_gets_the_next_version_and_one_that_is_not_changes_nothing
         book, session = hurried_book()
         first = session.newest_plan
         improvement = book.take_work()
-        solved = advance(improvement, pressure=Pressure)
-        object.__setattr__(solved, "num_improved", int(is_improved))
-        plan = book.end_improvement(improvement, solved, create_time_seconds=0.0)
+        result = advance(improvement, pressure=Pressure)
+        object.__setattr__(result, "num_improved", int(is_improved))
+        plan = book.end_improvement(improvement, result, create_time_seconds=0.0)
         assert (plan is not None) == is_improved
         assert session.newest_plan is (plan if is_improved else first)
         if plan is not None:
