@@ -139,7 +139,7 @@ class Planner:
             self.traces.keep_report(session.session_id, report)
         decision = self._book.accept_report(session.session_id, report, now_seconds=time.monotonic())
         self.metrics.reports.labels(decision.outcome.value).inc()
-        if decision.has_superseded:
+        if decision.superseded is not None:
             self.metrics.plans.labels("superseded").inc()
         if decision.outdated is not None:
             self.metrics.plans.labels("improvement_dropped").inc()
@@ -260,6 +260,9 @@ class Planner:
         self._feeds.pop(session.session_id).end(self._book.missing(session.session_id))
         if not self._feeds:
             self._idle_since_seconds = time.monotonic()
+        for work in session.uncounted:
+            is_report = work.purpose is Purpose.REPORT
+            self.metrics.plans.labels("session_ended" if is_report else "improvement_dropped").inc()
         self.metrics.groups.forget(session.spec)
         self.changes.note_sessions()
         log_end(session, reason)

@@ -63,11 +63,6 @@ class ReportDecision:
     outdated: PlanningWork | None = None
     """An improvement of the plan in force that is dropped for it, whether it waits or is in work."""
 
-    @property
-    def has_superseded(self) -> bool:
-        """Whether an earlier report is dropped."""
-        return self.superseded is not None
-
 
 class Session:
     """The state of one expert-parallel group."""
@@ -98,6 +93,8 @@ class Session:
         """Whether an operator wants the ranks to move no guests."""
         self.last_solved: SolvedPlan | None = None
         self.history = SessionHistory()
+        self.uncounted: tuple[PlanningWork, ...] = ()
+        """What its end dropped and nobody else counts: reports that no thread has, and the improvement."""
         self._plans: deque[PublishedPlan] = deque(maxlen=KEPT_PLANS)
         self._waiting: PlanningWork | None = None
         self._in_work: PlanningWork | None = None
@@ -131,9 +128,9 @@ class Session:
         return self._waiting
 
     @property
-    def has_waiting(self) -> bool:
-        """Whether a report waits to be planned."""
-        return self._waiting is not None
+    def in_work(self) -> PlanningWork | None:
+        """The report that is being planned, or has given way."""
+        return self._in_work
 
     def find_plan(self, version: int) -> PublishedPlan | None:
         """The plan of that version, if it is still kept."""

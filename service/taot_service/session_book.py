@@ -241,7 +241,9 @@ class SessionBook:
     def _end(self, session: Session, reason: EndReason) -> None:
         del self._sessions[session.session_id]
         del self._by_group[session.spec.training_job, session.spec.group]
-        for work in session.drop_work():
+        dropped, in_work = session.drop_work(), session.in_work
+        session.uncounted = tuple(work for work in dropped if work is not in_work or work in self.queue)
+        for work in dropped:
             if work in self.queue:
                 self.queue.discard(work)
         self._ended.add(session.session_id, training_job=session.spec.training_job, reason=reason)

@@ -7,12 +7,14 @@ import re
 import time
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
-from planner_client import CALL_SECONDS
+from planner_client import CALL_SECONDS, planner_client
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 from routing_samples import make_report, make_spec
+from running_planner import running_planner
 from scraped import samples_of
 
 from taot_api import RankTelemetry
@@ -112,6 +114,19 @@ def test_reports_and_plans_are_counted_by_what_became_of_them(http, client):
     client.report(session_id, make_report(spec, step=3, is_rehearsal=True))
     assert {name: count("taot_reports_total", name) - before[name] for name in names} == dict.fromkeys(names, 1.0)
     assert count("taot_plans_total", "installed") == planned_before + 1
+
+
+def test_a_report_whose_session_ends_before_a_thread_has_it_is_counted():
+    with running_planner() as planner, planner_client(planner.address) as client:
+        planner.on_loop(lambda: setattr(planner.planner._pool, "_num_free", 0))
+        spec = make_spec()
+        session_id = client.open(spec)
+        client.report(session_id, make_report(spec, step=1))
+        client.stub.CloseSession(pb.CloseSessionRequest(session_id=session_id), timeout=CALL_SECONDS)
+        url = f"http://127.0.0.1:{planner.http_port}"
+        with httpx.Client(base_url=url, timeout=CALL_SECONDS, trust_env=False) as http:
+            assert samples_of(http)["taot_plans_total", (("outcome", "session_ended"),)] == 1
+        planner.on_loop(lambda: setattr(planner.planner._pool, "_num_free", 1))
 
 
 def test_the_phases_of_planning_add_up_to_the_time_from_report_to_plan(http, client):

@@ -124,8 +124,8 @@ def test_the_latest_report_wins_and_one_is_in_work_at_a_time():
     session = open_session(book).session
     report_step(book, session, 1)
     work = book.take_work()
-    assert not report_step(book, session, 2).has_superseded
-    assert report_step(book, session, 3).has_superseded
+    assert report_step(book, session, 2).superseded is None
+    assert report_step(book, session, 3).superseded is not None
     assert book.take_work() is None, "the session has a plan in work"
     plan = book.install(work, solved(work), create_time_seconds=0.0)
     assert plan.source_step == 1
@@ -265,3 +265,19 @@ def test_memory_is_bounded_per_session_and_over_ended_sessions():
     for _ in range(MAX_ENDED_SESSIONS + 5):
         book.close(open_session(book).session.session_id)
     assert len(book._ended) == MAX_ENDED_SESSIONS
+
+
+@pytest.mark.parametrize(("gives_way", "num_uncounted"), [(True, 2), (False, 1)])
+def test_a_session_that_ends_leaves_what_no_thread_will_bring_back_to_be_counted(gives_way, num_uncounted):
+    book = make_book()
+    session = open_session(book).session
+    report_step(book, session, 1)
+    work = book.take_work()
+    report_step(book, session, 2)
+    if gives_way:
+        book.queue.add(work)
+    assert book.close(session.session_id) is session
+    assert len(session.uncounted) == num_uncounted
+    assert (work in session.uncounted) == gives_way
+    assert all(each.progress.is_dropped for each in session.uncounted)
+    assert book.give_up(work) is EndReason.CLOSED
