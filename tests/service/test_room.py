@@ -19,7 +19,7 @@ from taot_service.admission import held_bytes
 from taot_service.call_guard import _tolerant
 from taot_service.config import ServiceConfig
 from taot_service.limits import check_limits
-from taot_service.wire_check import MAX_NUMBER_BYTES, MAX_PARTS, SMALL_BYTES, check_parts
+from taot_service.wire_check import MAX_FIELDS, MAX_NUMBER_BYTES, MAX_PARTS, SMALL_BYTES, check_parts
 
 OPEN = pb.OpenSessionRequest.DESCRIPTOR
 
@@ -111,6 +111,25 @@ def test_handlers_look_at_bytes_before_they_parse_them():
     refused = _tolerant(parsed.append, OPEN)(b"\x22\x00" * (SMALL_BYTES // 2))
     assert isinstance(refused, ContractError)
     assert not parsed
+
+
+@pytest.mark.parametrize(
+    "field",
+    [b"\xa0\x1f\x00", b"\xa5\x1f" + bytes(4), b"\xa1\x1f" + bytes(8), b"\x18\x01", b"\xaa\x01\x00"],
+    ids=["varints", "fixed32", "fixed64", "one field again and again", "texts"],
+)
+def test_the_check_itself_looks_at_so_many_fields_and_no_more(field):
+    data = field * max(MAX_FIELDS + 1, SMALL_BYTES // len(field) + 1)
+    with pytest.raises(ContractError, match="reads at most"):
+        check_parts(data, OPEN)
+
+
+@pytest.mark.parametrize("wire_type", [3, 4, 6, 7])
+def test_nothing_hides_behind_a_group(wire_type):
+    hidden = b"\x22\x00" * (SMALL_BYTES // 2)
+    with pytest.raises(ContractError, match=f"wire type {wire_type}") as caught:
+        check_parts(bytes([8 | wire_type]) + hidden, OPEN)
+    assert caught.value.reason is Reason.INVALID_MESSAGE
 
 
 def test_large_requests_that_are_right_are_parsed_and_no_message_is_left_to_the_parser():
