@@ -46,6 +46,9 @@ class HttpFront:
             timeout_graceful_shutdown=HTTP_SECONDS,
             ws="none",
             server_header=False,
+            # Else whoever comes from the loopback could say that it is somebody else, in the log and to the bound of
+            # refusals.
+            proxy_headers=False,
             ssl_certfile=config.tls_cert,
             ssl_keyfile=config.tls_key,
             ssl_keyfile_password="",

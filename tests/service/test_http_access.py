@@ -252,6 +252,15 @@ def test_the_log_names_a_refused_peer_once_in_a_row(http, caplog):
     assert len([record for record in caplog.records if "refused" in record.message]) == 1
 
 
+def test_nobody_says_from_where_they_come(http, caplog):
+    caplog.set_level(logging.WARNING, logger="taot_service")
+    for number in range(BURST + 5):
+        status = http.get("/v1/sessions", headers=bearer(UNKNOWN) | {"x-forwarded-for": f"10.0.0.{number}"}).status_code
+    assert status == 429
+    (told,) = [record.message for record in caplog.records if "refused" in record.message]
+    assert "from 127.0.0.1;" in told
+
+
 def test_by_default_only_the_loopback_reaches_the_ports():
     with running_planner(ServiceConfig(), is_warm_awaited=False) as planner:
         for port in (planner.grpc_port, planner.http_port):
