@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import MutableMapping
-from http.cookies import CookieError, SimpleCookie
 from typing import Any, NamedTuple
 
 from starlette.datastructures import Headers
+from starlette.requests import cookie_parser
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -77,7 +77,7 @@ class HttpGate:
             return _Refusal("WRONG_HOST", _error(421, why))
         if not self._access.needs_token or _is_open(path, method):
             return None
-        grant = self._find_grant(headers)
+        grant = self._find_grant(path, headers)
         if grant is None:
             return self._refuse_unknown(scope, headers)
         wanted = Role.READ if method in _READING or path == "/login" else Role.ADMIN
@@ -87,9 +87,10 @@ class HttpGate:
         _state_of(scope)["grant"] = grant
         return None
 
-    def _find_grant(self, headers: Headers) -> Grant | None:
+    def _find_grant(self, path: str, headers: Headers) -> Grant | None:
         authorization = headers.get("authorization")
-        if authorization is not None:
+        # A login that could log in again would never end.
+        if authorization is not None or path == "/login":
             return self._access.find(authorization)
         digest = self._logins.find(
             read_cookie(headers.get("cookie", ""), has_tls=self._has_tls), now_seconds=time.monotonic()
@@ -117,11 +118,8 @@ def cookie_name(*, has_tls: bool) -> str:
 
 def read_cookie(header: str, *, has_tls: bool) -> str:
     """What stands for a login in the header `Cookie`; empty where nothing does."""
-    try:
-        morsel = SimpleCookie(header).get(cookie_name(has_tls=has_tls))
-    except CookieError:
-        return ""
-    return "" if morsel is None else morsel.value
+    # As browsers read it: what another program of this host has set may be odd, and must not hide ours.
+    return cookie_parser(header).get(cookie_name(has_tls=has_tls), "")
 
 
 def _is_open(path: str, method: str) -> bool:

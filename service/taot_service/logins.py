@@ -8,27 +8,28 @@ from __future__ import annotations
 
 import hashlib
 import secrets
-from collections import OrderedDict
+from collections import Counter
 
 LIFETIME_SECONDS = 12 * 3600.0
 """How long a login lasts: a working day."""
 
 MAX_LOGINS = 256
-"""Logins at a time; the oldest gives way."""
+"""Logins at a time; beyond them the token with most logins loses its oldest, so that nobody can log out others."""
 
 
 class Logins:
     """Who is logged in."""
 
     def __init__(self) -> None:
-        self._logins: OrderedDict[bytes, tuple[bytes, float]] = OrderedDict()
+        self._logins: dict[bytes, tuple[bytes, float]] = {}  # the oldest first
 
     def open(self, digest: bytes, *, now_seconds: float) -> str:
         """Logs in who has shown the token with this digest; returns what stands for it, for a cookie."""
+        self._logins = {key: login for key, login in self._logins.items() if now_seconds < login[1]}
         key = secrets.token_urlsafe(32)
         self._logins[_hashed(key)] = digest, now_seconds + LIFETIME_SECONDS
         if len(self._logins) > MAX_LOGINS:
-            self._logins.popitem(last=False)
+            self._logins.pop(self._surplus_login())
         return key
 
     def find(self, key: str, *, now_seconds: float) -> bytes | None:
@@ -39,6 +40,12 @@ class Logins:
     def close(self, key: str) -> None:
         """Logs out."""
         self._logins.pop(_hashed(key), None)
+
+    def _surplus_login(self) -> bytes:
+        """The oldest login of the token that has most of them."""
+        counted = Counter(digest for digest, _ in self._logins.values())
+        crowd = max(counted, key=counted.__getitem__)
+        return next(key for key, (digest, _) in self._logins.items() if digest == crowd)
 
 
 def _hashed(key: str) -> bytes:

@@ -137,6 +137,22 @@ def test_logging_in_from_another_site_is_refused(http):
     assert http.post("/login", headers=CHANGES | bearer(READ) | {"sec-fetch-site": "cross-site"}).status_code == 403
 
 
+def test_a_login_does_not_renew_itself(http):
+    http.post("/login", headers=CHANGES | bearer(READ)).raise_for_status()
+    response = http.post("/login", headers=CHANGES)
+    assert (response.status_code, "set-cookie" in response.headers) == (401, False)
+    assert http.get("/v1/sessions").status_code == 200
+
+
+@pytest.mark.parametrize("other", ['session={"a":"b"}', "a b=c", "x=\u00fc", "=;;", 'y="', "a:b[0]=1"])
+def test_a_login_holds_beside_cookies_of_other_programs(http, other):
+    http.post("/login", headers=CHANGES | bearer(READ)).raise_for_status()
+    ours = f"taot={http.cookies['taot']}"
+    http.cookies.clear()
+    for cookies in (f"{other}; {ours}", f"{ours}; {other}"):
+        assert http.get("/v1/sessions", headers={"cookie": cookies.encode()}).status_code == 200
+
+
 def test_a_login_ends_with_its_token(planner, http, token_file):
     http.post("/login", headers=CHANGES | bearer(READ)).raise_for_status()
     write_tokens(token_file, tuple(grant for grant in GRANTS if grant[1] != READ))

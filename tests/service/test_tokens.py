@@ -87,7 +87,7 @@ def test_the_command_makes_a_token_that_its_lines_grant_what_was_asked(tmp_path)
         assert CliRunner().invoke(app, ["token", "new", *wrong]).exit_code == 2
 
 
-def test_a_login_ends_by_itself_on_leaving_and_for_newer_ones():
+def test_a_login_ends_by_itself_on_leaving_and_for_newer_ones_of_its_token():
     logins = Logins()
     first, second = (logins.open(digest, now_seconds=0.0) for digest in (b"1", b"2"))
     assert logins.find(first, now_seconds=LIFETIME_SECONDS - 1) == b"1"
@@ -95,9 +95,13 @@ def test_a_login_ends_by_itself_on_leaving_and_for_newer_ones():
     assert logins.find("made up", now_seconds=0.0) is None
     logins.close(second)
     assert logins.find(second, now_seconds=0.0) is None
-    for _ in range(MAX_LOGINS):
-        logins.open(b"3", now_seconds=1.0)
-    assert logins.find(first, now_seconds=1.0) is None
+    crowd = [logins.open(b"3", now_seconds=1.0) for _ in range(2 * MAX_LOGINS)]
+    assert logins.find(first, now_seconds=1.0) == b"1", "those of another token log nobody out"
+    found = [logins.find(key, now_seconds=1.0) is not None for key in crowd]
+    assert found == (MAX_LOGINS + 1) * [False] + (MAX_LOGINS - 1) * [True]
+    later = LIFETIME_SECONDS + 1.0
+    kept = [logins.open(b"3", now_seconds=later) for _ in range(MAX_LOGINS)]
+    assert logins.find(kept[0], now_seconds=later) == b"3", "those that have ended take no room"
 
 
 def test_refusals_of_one_peer_are_bounded_and_hold_up_nobody_else():
