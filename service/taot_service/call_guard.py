@@ -1,14 +1,15 @@
 """Guards a handler: are the bytes of a call a message, is there room for it, how is what it raises refused.
 
 It is done where handlers are registered and not in an interceptor, which would cost every call several task switches.
-Only calls of the planner API are counted, so that there is always room for health checks.
+Only calls of the planner API are counted, so that there is always room for health checks. Streams of other services
+stay open as long as their callers like: a bound of their own keeps them from taking the room of all.
 """
 
 from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from typing import Any, TypeAlias
 
 import grpc
@@ -17,7 +18,7 @@ from google.protobuf.descriptor import Descriptor, ServiceDescriptor
 from google.protobuf.message import DecodeError
 
 from taot_api.contract_error import ContractError, Reason
-from taot_service.admission import check_calls
+from taot_service.admission import CALL_RETRY_SECONDS, check_calls
 from taot_service.refusal import refusal_of
 from taot_service.wire_check import check_parts
 
@@ -28,6 +29,10 @@ _MAKERS = {
     (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
     (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
 }
+
+
+MAX_OPEN_STREAMS = 64
+"""Streams of other services, such as health watches: whoever reaches the port may open them, without any token."""
 
 
 class CallGuard:
@@ -55,6 +60,7 @@ class CallGuard:
         self._on_refusal = on_refusal
         self.num_calls = 0
         """Counted calls in progress."""
+        self._num_open_streams = 0
 
     def add_generic_rpc_handlers(self, handlers: Any) -> None:
         """Called by generated code. The same handlers follow, by their names."""
@@ -81,6 +87,8 @@ class CallGuard:
             guarded = self._reading_stream(behaviour)
         elif inspect.isasyncgenfunction(behaviour):
             guarded = self._streaming(behaviour)
+        elif handler.response_streaming:
+            guarded = self._writing(behaviour)
         else:
             guarded = self._answering(behaviour, is_counted=large is not None)
         return make(guarded, _tolerant(handler.request_deserializer, large), handler.response_serializer)
@@ -114,6 +122,18 @@ class CallGuard:
 
         return stream
 
+    def _writing(self, behaviour: Any) -> Any:
+        """A stream of another service that writes by itself instead of yielding."""
+
+        async def write(request: Any, context: Context) -> None:
+            try:
+                with self._open_stream():
+                    await behaviour(request, context)
+            except ContractError as error:
+                await self._refuse(error, context)
+
+        return write
+
     def _reading_stream(self, behaviour: Any) -> Any:
         async def readable(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
             async for request in requests:
@@ -122,11 +142,35 @@ class CallGuard:
                 yield request
 
         async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
-            async with contextlib.aclosing(behaviour(readable(requests, context), context)) as responses:
-                async for response in responses:
-                    yield response
+            try:
+                with self._open_stream():
+                    async with contextlib.aclosing(behaviour(readable(requests, context), context)) as responses:
+                        async for response in responses:
+                            yield response
+            except ContractError as error:
+                await self._refuse(error, context)
 
         return stream
+
+    @contextlib.contextmanager
+    def _open_stream(self) -> Iterator[None]:
+        """Counts a stream of another service while it is open.
+
+        Raises:
+            ContractError: OVERLOADED.
+        """
+        if self._num_open_streams >= MAX_OPEN_STREAMS:
+            raise ContractError(
+                Reason.OVERLOADED,
+                f"this planner has at most {MAX_OPEN_STREAMS} open streams of health and reflection: ask with Check",
+                metadata={"limit": str(MAX_OPEN_STREAMS)},
+                retry_seconds=CALL_RETRY_SECONDS,
+            )
+        self._num_open_streams += 1
+        try:
+            yield
+        finally:
+            self._num_open_streams -= 1
 
     async def _refuse(self, error: ContractError, context: Context) -> None:
         self._on_refusal(error.reason)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import grpc
 import httpx
 import pytest
 from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 from planner_client import CALL_SECONDS, planner_client, refusal
 from routing_samples import make_report, make_spec
 from running_planner import running_planner
@@ -16,7 +19,7 @@ from taot_api import ContractError, Reason
 from taot_api.codec import encode_report, encode_session_spec
 from taot_api.v1 import planner_pb2 as pb
 from taot_service.admission import held_bytes
-from taot_service.call_guard import _tolerant
+from taot_service.call_guard import MAX_OPEN_STREAMS, _tolerant
 from taot_service.config import ServiceConfig
 from taot_service.limits import check_limits
 from taot_service.wire_check import MAX_FIELDS, MAX_NUMBER_BYTES, MAX_PARTS, SMALL_BYTES, check_parts
@@ -138,6 +141,32 @@ def test_large_requests_that_are_right_are_parsed_and_no_message_is_left_to_the_
     assert len(data) > SMALL_BYTES
     check_parts(data, pb.ReportRoutingRequest.DESCRIPTOR)
     check_parts(b"\xff" * SMALL_BYTES, OPEN)
+
+
+def test_health_watches_and_reflection_take_the_room_of_nobody():
+    with (
+        running_planner(ServiceConfig(), is_warm_awaited=False) as planner,
+        planner_client(planner.address) as client,
+        grpc.insecure_channel(planner.address) as channel,
+    ):
+        health = health_pb2_grpc.HealthStub(channel)
+        reflection = reflection_pb2_grpc.ServerReflectionStub(channel)
+        request, asked = health_pb2.HealthCheckRequest(), reflection_pb2.ServerReflectionRequest(list_services="")
+        watches = [health.Watch(request, timeout=CALL_SECONDS) for _ in range(MAX_OPEN_STREAMS)]
+        for watch in watches:
+            next(watch)
+        seen = refusal(lambda: next(health.Watch(request, timeout=CALL_SECONDS)))
+        assert (seen.code, seen.info.reason) == (grpc.StatusCode.RESOURCE_EXHAUSTED, "OVERLOADED")
+        seen = refusal(lambda: next(reflection.ServerReflectionInfo(iter([asked]), timeout=CALL_SECONDS)))
+        assert seen.info.reason == "OVERLOADED"
+        health.Check(request, timeout=CALL_SECONDS)
+        client.open(make_spec())
+        watches.pop().cancel()
+        while True:  # until the planner has noticed
+            again = health.Watch(request, timeout=CALL_SECONDS)
+            with contextlib.suppress(grpc.RpcError):
+                next(again)
+                break
 
 
 def test_calls_beyond_the_limit_are_refused_with_advice_while_health_is_well():
