@@ -17,6 +17,7 @@ from taot_service.settings import Setting, settings_of
 from taot_service.settings_sources import (
     EffectiveSettings,
     GivenSetting,
+    check_not_empty,
     merge_settings,
     misspelt_variables,
     read_settings_file,
@@ -43,6 +44,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
         for sentence in misspelt_variables(os.environ):
             _complain(ctx, sentence)
         try:
+            check_not_empty(os.environ)
             effective = effective_settings(ctx, config_file, values)
         except ValueError as error:
             _complain(ctx, str(error))

@@ -108,6 +108,18 @@ def misspelt_variables(names: Iterable[str]) -> list[str]:
     return [f"{name} is no setting and is ignored{suggestion}" for name, suggestion in said if suggestion]
 
 
+def check_not_empty(environment: Mapping[str, str]) -> None:
+    """Checks that no variable of a setting is set to nothing, which the command line would take for unset.
+
+    Raises:
+        ValueError: naming the variable. A planner that was to have tokens must not start without.
+    """
+    known = [setting.variable for setting in settings_of(ServiceConfig)]
+    for name in ("TAOT_CONFIG", *known):
+        if environment.get(name) == "":
+            raise ValueError(f"{name} is set and empty: give it a value or unset it")
+
+
 def _typed(value: object, setting: Setting, *, source: str) -> Any:
     """A value of TOML as the setting's type."""
     kind = setting.kind

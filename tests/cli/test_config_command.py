@@ -37,6 +37,14 @@ def test_flags_overrule_the_environment_which_overrules_the_file(tmp_path):
     assert shown(TAOT_CONFIG=str(path))["max_ranks"]["value"] == 1
 
 
+@pytest.mark.parametrize("name", ["TAOT_CONFIG", *(setting.variable for setting in settings_of(ServiceConfig))])
+def test_a_variable_that_is_set_to_nothing_is_refused(name):
+    result = taot("config", "show", **{name: ""})
+    assert (result.exit_code, name in result.stderr) == (2, True)
+    result = taot("serve", "--grpc-port", "70000", **{name: ""})
+    assert (result.exit_code, name in result.stderr) == (2, True)
+
+
 def test_every_setting_is_a_flag_and_a_variable():
     settings = settings_of(ServiceConfig)
     assert list(shown()) == [setting.name for setting in settings]
