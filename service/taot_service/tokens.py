@@ -99,7 +99,8 @@ def parse_tokens(text: str) -> TokenBook:
     """Reads a token file.
 
     Raises:
-        ValueError: naming the line and never quoting it, since somebody may have put a token there.
+        ValueError: when it grants nothing; or naming a line and never quoting it, since somebody may have put a token
+            there.
     """
     jobs: dict[bytes, set[str]] = {}
     roles: dict[bytes, Role] = {}
@@ -120,6 +121,9 @@ def parse_tokens(text: str) -> TokenBook:
         job, role = _read_grant(words[0], number)
         jobs.setdefault(digest, set()).update({job} if job else ())
         roles[digest] = max(role, roles.get(digest, Role.NONE), key=lambda each: each.value)
+    if not jobs:
+        # More likely a file that is being written than the wish to lock everybody out.
+        raise ValueError("it grants nothing: `taot token new --file` adds a line")
     return TokenBook(tuple(Grant(digest=digest, jobs=frozenset(jobs[digest]), role=roles[digest]) for digest in jobs))
 
 

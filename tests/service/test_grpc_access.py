@@ -135,7 +135,7 @@ def test_tokens_are_granted_and_revoked_while_the_planner_runs(planner, channel,
     seen = refusal(lambda: a.call("GetPlan", pb.GetPlanRequest(session_id=session_id)))
     assert seen.info.reason == "UNAUTHENTICATED"
     # A file that cannot be used changes nothing: it lets in neither everybody nor nobody.
-    for content in ("rubbish", f"read {JOB_A}"):
+    for content in ("rubbish", f"read {JOB_A}", ""):
         token_file.write_text(content)
         planner.on_loop(planner.locks.refresh)
         Caller(channel, JOB_B).open(SPEC_B)

@@ -26,6 +26,12 @@ def test_several_lines_for_one_token_grant_all_that_they_say():
         assert book.find(token) is None
 
 
+@pytest.mark.parametrize("text", ["", "\n", "# tokens of our jobs\n"])
+def test_a_file_that_grants_nothing_is_none(text):
+    with pytest.raises(ValueError, match="grants nothing"):
+        parse_tokens(text)
+
+
 def test_a_star_is_every_job_and_no_name_is_a_pattern():
     book = parse_tokens(f"{format_line('job=*', JOB_A)}\n{format_line('job=a.b', READ)}")
     assert book.find(JOB_A).has_job("any")
