@@ -34,6 +34,7 @@ class KeptFile(Generic[Value]):
         self.what = what
         self._paths, self._read = paths, read
         self._complaint = ""
+        self._num_failures = 0
         try:
             self._contents = self._read_paths()
             self.value: Value = read(self._contents)
@@ -43,7 +44,7 @@ class KeptFile(Generic[Value]):
 
     @property
     def is_refused(self) -> bool:
-        """Whether the files have changed into something that cannot be used."""
+        """Whether the files have changed into something that cannot be used, twice in a row."""
         return bool(self._complaint)
 
     def refresh(self) -> bool:
@@ -51,15 +52,17 @@ class KeptFile(Generic[Value]):
         try:
             contents = self._read_paths()
             if contents == self._contents:
-                self._complaint = ""
+                self._complaint, self._num_failures = "", 0
                 return False
             value = self._read(contents)
             if self._read_paths() != contents:
                 return False  # being written: the next time
         except (OSError, ValueError) as error:
-            self._complain(self._describe(error))
+            self._num_failures += 1
+            if self._num_failures > 1:  # the first may have been between two files that are replaced one by one
+                self._complain(self._describe(error))
             return False
-        self._contents, self.value, self._complaint = contents, value, ""
+        self._contents, self.value, self._complaint, self._num_failures = contents, value, "", 0
         logger.info("the %s has changed and is in force", self.what)
         return True
 

@@ -208,6 +208,22 @@ def test_files_that_are_being_written_are_read_the_next_time(folder, authority, 
     assert not keeper.file.is_refused
 
 
+def test_a_rotation_seen_half_done_is_no_error_and_one_left_half_done_is(folder, authority, caplog):
+    keeper = CertificateKeeper(certificate=folder / "server.crt", key=folder / "server.key", client_ca=None)
+    for _ in range(2):
+        first, second = keeper.file.value, authority.issue("second")
+        (folder / "server.crt").write_bytes(second.certificate)
+        assert not keeper.file.refresh()
+        assert (keeper.file.is_refused, keeper.file.value, caplog.records) == (False, first, [])
+        (folder / "server.key").write_bytes(second.key)
+        assert keeper.file.refresh()
+    (folder / "server.crt").write_bytes(authority.issue("third").certificate)
+    for _ in range(3):
+        assert not keeper.file.refresh()
+    assert keeper.file.is_refused
+    assert len(caplog.records) == 1
+
+
 @pytest.mark.parametrize("days", [1, 30, 365 * 40])  # years with two and with four digits
 def test_the_end_of_a_certificate_is_read_from_its_bytes(authority, days):
     issued = authority.issue(days=days)
