@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import functools
 import json
+import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import promql_parser
 import yaml
+from certificates import Authority
 
 from taot_service.config import ServiceConfig
+from taot_service.locks import Locks
 from taot_service.planner import Planner
 
 ROOT = Path(__file__).parents[1]
@@ -62,9 +65,13 @@ def metric_names(expr: str) -> set[str]:
 
 @functools.cache
 def registry_names() -> set[str]:
-    """Every name under which the planner's own registry can expose a sample."""
+    """Every name under which the own registry of a planner with TLS can expose a sample."""
     names: set[str] = set()
-    for metric in Planner(ServiceConfig()).metrics.registry.collect():
+    metrics = Planner(ServiceConfig()).metrics
+    with tempfile.TemporaryDirectory() as folder:
+        certificate, key = Authority().issue().write(Path(folder))
+        Locks(ServiceConfig(tls_cert=certificate, tls_key=key)).show_in(metrics)
+    for metric in metrics.registry.collect():
         suffixes = {"counter": ["_total"], "histogram": ["_bucket", "_sum", "_count"]}.get(metric.type, [""])
         names.update(metric.name + suffix for suffix in suffixes)
     return names
