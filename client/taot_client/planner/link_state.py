@@ -25,6 +25,7 @@ class LinkState:
         self._unsent = unsent
         self._epochs = PlannerEpochs()
         self._has_told_two = False
+        self._has_told_broken = False
         self._told_refusal = ""
         self.is_connected = False
         """Whether the planner answered the last call."""
@@ -57,6 +58,13 @@ class LinkState:
         self.is_connected = False
         if error.code() is not grpc.StatusCode.CANCELLED:  # which is this side's doing
             self._unsent.add_error("call_failed")
+
+    def note_broken_report(self) -> None:
+        """A report could not be sent, by an error of ours that is being handled: it is lost, and told once."""
+        self._unsent.add_error("report_dropped")
+        if not self._has_told_broken:
+            self._has_told_broken = True
+            logger.exception("a report to the planner at %s was dropped; training goes on", self._address)
 
     def note_no_room(self, what: str, error: grpc.RpcError) -> None:
         """The planner answered that it has no room at the moment, or that this job is too large for it."""

@@ -10,15 +10,13 @@ import ipaddress
 import logging
 import re
 import ssl
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import grpc
 
-from taot_api.v1.planner_pb2_grpc import PlannerServiceStub
-from taot_client.planner.call_metadata import with_metadata
-from taot_client.planner.call_spans import span_interceptors
+from taot_client.planner.call_spans import make_call_spans
+from taot_client.planner.planner_calls import Connections, PlannerCalls
 from taot_client.planner_access import SYSTEM_AUTHORITIES, PlannerAccess
 
 logger = logging.getLogger(__name__)
@@ -57,7 +55,7 @@ class _Shown(NamedTuple):
 
 
 class PlannerChannel:
-    """A gRPC channel and its stub, renewed by `refresh`."""
+    """The connection to one address, made anew by `refresh` and `close`d while other threads call over it."""
 
     def __init__(self, address: str, access: PlannerAccess) -> None:
         """Prepares the connection to host:port or a unix: path.
@@ -70,11 +68,12 @@ class PlannerChannel:
         if self._shown.token is not None and not access.has_tls and not _stays_here(address):
             logger.warning("the token for the planner at %s travels in plain text: set PlannerAccess.ca", address)
         self._complaint = ""
-        self._interceptors = [*span_interceptors(), _Bearer(lambda: self._shown.token)]
-        self._connect()
+        self._connections = Connections(self._connect())
+        self.stub = PlannerCalls(self._connections, lambda: self._shown.token, make_call_spans())
+        """The planner's methods, over the connection at hand."""
 
     def refresh(self) -> None:
-        """Reads the files again; what cannot be used leaves the last in force. Called while no call is in flight."""
+        """Reads the files again; what cannot be used leaves the last in force. Calls in flight go on."""
         try:
             shown = _read(self._access)
         except ValueError as error:
@@ -85,9 +84,7 @@ class PlannerChannel:
         before, self._shown = self._shown, shown
         if shown[:3] != before[:3]:
             logger.info("certificates for the planner at %s have changed: connecting anew", self._address)
-            old = self._channel
-            self._connect()
-            old.close()
+            self._connections.replace(self._connect())
 
     def note_failure(self, error: grpc.RpcError) -> None:
         """Says once why the planner does not let this job in: otherwise it looks like one that is away.
@@ -100,37 +97,17 @@ class PlannerChannel:
 
     def close(self) -> None:
         """Ends the connection, and the calls in flight with it."""
-        self._channel.close()
+        self._connections.close()
 
-    def _connect(self) -> None:
+    def _connect(self) -> grpc.Channel:
         if self._access.has_tls:
             credentials = grpc.ssl_channel_credentials(
                 root_certificates=self._shown.ca,
                 private_key=self._shown.client_key,
                 certificate_chain=self._shown.client_cert,
             )
-            self._channel = grpc.secure_channel(self._address, credentials, options=_CHANNEL_OPTIONS)
-        else:
-            self._channel = grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS)
-        self.stub = PlannerServiceStub(grpc.intercept_channel(self._channel, *self._interceptors))
-        """The planner's methods, over the connection at hand."""
-
-
-class _Bearer(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    """Adds the token to the metadata of every call: credentials of gRPC do so on encrypted channels only."""
-
-    def __init__(self, token: Callable[[], str | None]) -> None:
-        self._token = token
-
-    def intercept_unary_unary(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._with_token(client_call_details), request)
-
-    def intercept_unary_stream(self, continuation: Any, client_call_details: Any, request: Any) -> Any:
-        return continuation(self._with_token(client_call_details), request)
-
-    def _with_token(self, details: Any) -> Any:
-        token = self._token()
-        return details if token is None else with_metadata(details, [("authorization", f"Bearer {token}")])
+            return grpc.secure_channel(self._address, credentials, options=_CHANNEL_OPTIONS)
+        return grpc.insecure_channel(self._address, options=_CHANNEL_OPTIONS)
 
 
 def _read(access: PlannerAccess) -> _Shown:

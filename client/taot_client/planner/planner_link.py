@@ -17,11 +17,11 @@ import grpc
 
 from taot_api import LayerSpec, PublishedPlan, RoutingReport, SessionSpec, codec
 from taot_api.v1 import planner_pb2 as pb
-from taot_api.v1 import planner_pb2_grpc
 from taot_client.environment import planner_access, proxy_variables
 from taot_client.fork_guard import guard
 from taot_client.planner.link_state import LinkState, describe
 from taot_client.planner.plan_check import decode_checked
+from taot_client.planner.planner_calls import PlannerCalls
 from taot_client.planner.planner_channel import PlannerChannel
 from taot_client.planner.refusal_details import RefusalDetails, details_of
 from taot_client.planner.report_queue import ReportQueue
@@ -93,7 +93,7 @@ class PlannerLink:
         return self._refusal
 
     @property
-    def _stub(self) -> planner_pb2_grpc.PlannerServiceStub:
+    def _stub(self) -> PlannerCalls:
         assert self._channel is not None  # started
         return self._channel.stub
 
@@ -246,14 +246,17 @@ class PlannerLink:
             if session is None:
                 self._unsent.add_lost(report)
                 continue
-            report = self._unsent.ride_on(report)  # noqa: PLW2901 - whatever becomes of it becomes of the whole
             try:
+                report = self._unsent.ride_on(report)  # noqa: PLW2901 - whatever becomes of it becomes of the whole
                 request = codec.encode_report(session.session_id, report)
                 response = self._stub.ReportRouting(request, timeout=_CALL_SECONDS)
             except grpc.RpcError as error:
                 if self._closing.is_set():
                     return
                 self._handle_failed_report(report, error)
+                continue
+            except Exception:  # noqa: BLE001 - the top of a thread that later reports need
+                self._state.note_broken_report()
                 continue
             self._state.note_success()
             self._state.note_epoch(response.latest_plan.planner_epoch)
