@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from taot_client.token_layout import TokenLayout, lay_out, made_layout
-from taot_planning import EMPTY_SLOT, LayerPlan, Topology
+from taot_planning import EMPTY_SLOT, LayerPlan, Topology, two_level_topology
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.assignment import split_copies
 from taot_planning.copy_loads import NO_CAPS
@@ -66,8 +66,14 @@ def split_pass(
 
 def warm_up() -> None:
     """Compiles the kernels, so that no first call in a training step does."""
-    none = read_only(np.zeros((1, 1), dtype=np.int64))
-    _split(0, none, none[0], none[0], none[0] + 1000, NO_CAPS, none - 1)
+    # By the way that calls take: of arrays made here by hand some would be of another kind, and warm up nothing.
+    split_pass(
+        rank=0,
+        counts_SE=np.zeros((1, 1), dtype=np.int64),
+        home_E=read_only(np.zeros(1, dtype=np.int64)),
+        topology=two_level_topology(num_ranks=1, ranks_per_node=1, slots=1, inter_cost=1),
+        guests_RK=np.full((1, 1), EMPTY_SLOT, dtype=np.int64),
+    )
 
 
 @kernel

@@ -287,3 +287,8 @@ def test_missing_guests_and_those_that_stay_make_up_the_placement() -> None:
     missing_RK, kept_RK = part_guests(np.array([[5, 7, -1], [4, -1, 8]]), np.array([[5, 8, 3], [-1, -1, 8]]))
     assert missing_RK.tolist() == [[-1, 7, -1], [4, -1, -1]]
     assert kept_RK.tolist() == [[5, -1, -1], [-1, -1, 8]]
+
+
+def test_slots_that_hold_one_expert_twice_leave_a_newcomer_out():
+    # No placement does so; a kernel that looked for a free slot beyond the last would write into other memory.
+    assert align_guests(np.array([[5, 7]]), np.array([[5, 5]])).tolist() == [[5, 5]]

@@ -192,7 +192,10 @@ def warm_up() -> None:
     none_RK = np.full((1, 1), EMPTY_SLOT, dtype=np.int64)
     align_guests(none_RK, none_RK)
     part_guests(none_RK, none_RK)
-    guests_there(none_RK, np.zeros((1, 2), dtype=np.int64)[:, 0])  # a column, as gathered
+    # A column as gathered, of two rows: numba takes one row for contiguous. And what replaces it when weights change.
+    gathered_R = np.zeros((2, 2), dtype=np.int64)[:, 0]
+    for ready_bits_R in (gathered_R, np.zeros_like(gathered_R)):
+        guests_there(np.full((2, 1), EMPTY_SLOT, dtype=np.int64), ready_bits_R)
 
 
 @kernel
@@ -210,9 +213,10 @@ def _align(wanted_RK: IntArray, resident_RK: IntArray) -> IntArray:
             for slot in range(wanted_RK.shape[1]):
                 is_newcomer &= placed_RK[rank, slot] != expert
             if is_newcomer:
-                while placed_RK[rank, free] != EMPTY_SLOT:
+                while free < wanted_RK.shape[1] and placed_RK[rank, free] != EMPTY_SLOT:
                     free += 1
-                placed_RK[rank, free] = expert
+                if free < wanted_RK.shape[1]:  # else the slots hold one expert twice, which no placement does
+                    placed_RK[rank, free] = expert
     return placed_RK
 
 
