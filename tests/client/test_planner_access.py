@@ -201,3 +201,42 @@ def test_half_a_pair_is_refused():
     for fields in ({"token": "a", "token_file": "b"}, {"client_cert": "a"}, {"client_key": "a"}):
         with pytest.raises(ValueError, match="token or token_file|go together"):
             PlannerAccess(**fields)
+
+
+def test_a_wrong_environment_is_refused_at_start_where_all_ranks_hear_of_it(monkeypatch):
+    monkeypatch.setenv("TAOT_TOKEN", JOB_A)
+    monkeypatch.setenv("TAOT_TOKEN_FILE", "/none")
+    refusal = PlannerLink("127.0.0.1:1", spec()).start(wait=NO_WAIT)
+    assert refusal is not None
+    assert "token or token_file" in refusal
+
+
+def test_a_broken_file_and_a_lock_are_each_told_once(locked, folder, caplog):
+    token_file = folder / "token"
+    token_file.write_text(UNKNOWN)
+    access = key_of(folder, token=None, token_file=token_file)
+    link = PlannerLink(locked.address, spec(training_job="job-a"), access)
+    link.start(wait=WAIT / 20)
+    assert eventually(lambda: "does not let this job in" in caplog.text)
+    for _ in range(2):
+        token_file.write_text("two words")
+        told = caplog.text.count("the last one stays in use")
+        assert eventually(lambda told=told: caplog.text.count("the last one stays in use") == told + 1)
+        refused = link._unsent._errors["call_failed"]
+        assert eventually(lambda refused=refused: link._unsent._errors["call_failed"] > refused + 2)
+        assert caplog.text.count("the last one stays in use") == told + 1
+        token_file.write_text(UNKNOWN)
+        assert eventually(lambda: link._channel._complaint == "")
+    assert caplog.text.count("does not let this job in") == 1
+    token_file.write_text(JOB_A)
+    assert eventually(lambda: link.is_connected)
+    link.close()
+
+
+def test_authorities_may_have_names_in_any_language(locked, folder):
+    bundle = folder / "bundle.crt"
+    bundle.write_bytes("# Főtanúsítvány\n".encode() + (folder / "ca.crt").read_bytes())
+    link = PlannerLink(locked.address, spec(training_job="job-a"), key_of(folder, ca=bundle))
+    assert link.start(wait=WAIT) is None
+    assert link.is_connected
+    link.close()

@@ -16,6 +16,8 @@ from taot_client.planner.unsent_telemetry import UnsentTelemetry
 
 logger = logging.getLogger(__name__)
 
+_LOCKED_OUT = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
+
 
 class LinkState:
     """The state of the link to one address."""
@@ -27,6 +29,7 @@ class LinkState:
         self._has_told_two = False
         self._has_told_broken = False
         self._told_refusal = ""
+        self._told_lock = ""
         self.is_connected = False
         """Whether the planner answered the last call."""
         self.num_rejected_plans = 0
@@ -37,7 +40,7 @@ class LinkState:
         if not self.is_connected:
             logger.info("the planner at %s answers", self._address)
         self.is_connected = True
-        self._told_refusal = ""
+        self._told_refusal = self._told_lock = ""
 
     def note_opened(self, session: pb.Session) -> None:
         """A session was opened."""
@@ -52,8 +55,16 @@ class LinkState:
         )
 
     def note_failure(self, what: str, error: grpc.RpcError) -> None:
-        """A call was not answered."""
-        if self.is_connected:
+        """A call was not answered.
+
+        Why a planner does not let this job in is said once: otherwise it looks like one that is away. Training goes
+        on, and asks again: a token may be granted or renewed at any time.
+        """
+        if error.code() in _LOCKED_OUT:
+            if self._told_lock != str(error.details()):
+                self._told_lock = str(error.details())
+                logger.error("the planner at %s does not let this job in (%s): %s", self._address, what, self._told_lock)
+        elif self.is_connected:
             logger.warning("the planner at %s does not answer (%s): %s", self._address, what, describe(error))
         self.is_connected = False
         if error.code() is not grpc.StatusCode.CANCELLED:  # which is this side's doing

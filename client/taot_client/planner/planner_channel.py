@@ -36,8 +36,6 @@ _CHANNEL_OPTIONS = [
     ("grpc.max_send_message_length", 64 * 1024 * 1024),
 ]
 
-_LOCKED_OUT = (grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED)
-
 _TOKEN = re.compile(r"[\x21-\x7e]{1,512}")
 """What a header can hold."""
 
@@ -81,19 +79,11 @@ class PlannerChannel:
                 logger.error("%s; the last one stays in use", error)
             self._complaint = str(error)
             return
+        self._complaint = ""
         before, self._shown = self._shown, shown
         if shown[:3] != before[:3]:
             logger.info("certificates for the planner at %s have changed: connecting anew", self._address)
             self._connections.replace(self._connect())
-
-    def note_failure(self, error: grpc.RpcError) -> None:
-        """Says once why the planner does not let this job in: otherwise it looks like one that is away.
-
-        Training goes on, and asks again: a token may be granted or renewed at any time.
-        """
-        if error.code() in _LOCKED_OUT and error.details() != self._complaint:
-            self._complaint = str(error.details())
-            logger.error("the planner at %s does not let this job in: %s", self._address, self._complaint)
 
     def close(self) -> None:
         """Ends the connection, and the calls in flight with it."""
@@ -123,7 +113,8 @@ def _read(access: PlannerAccess) -> _Shown:
     certificate = key = None
     try:
         if ca is not None:
-            ssl.create_default_context(cadata=ca.decode("ascii"))
+            # Between certificates a bundle may hold any text.
+            ssl.create_default_context(cadata=ca.decode("ascii", "ignore"))
         if access.client_cert is not None and access.client_key is not None:
             # Before they are read: a key that does not belong to its certificate would end every connection unnamed.
             ssl.create_default_context().load_cert_chain(access.client_cert, access.client_key, password="")

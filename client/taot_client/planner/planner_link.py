@@ -46,7 +46,7 @@ class PlannerLink:
     def __init__(self, address: str, spec: SessionSpec, access: PlannerAccess | None = None) -> None:
         """Prepares the link to host:port or a unix: path; `start` opens it."""
         self._address = address
-        self._access = (access or PlannerAccess()).completed(planner_access())
+        self._access = access or PlannerAccess()
         self._spec = spec
         self._pid = os.getpid()
         self._lock = threading.Lock()
@@ -75,7 +75,8 @@ class PlannerLink:
             Why the planner refuses this job, or None. A planner that cannot be reached is no refusal.
         """
         try:
-            self._channel = PlannerChannel(self._address, self._access)
+            # Here, where what is wrong is shared with all ranks.
+            self._channel = PlannerChannel(self._address, self._access.completed(planner_access()))
         except ValueError as error:
             return str(error)
         guard(self)
@@ -200,7 +201,6 @@ class PlannerLink:
             response = channel.stub.OpenSession(codec.encode_session_spec(self._spec), timeout=_CALL_SECONDS)
         except grpc.RpcError as error:
             if error.code() not in _REFUSALS:
-                channel.note_failure(error)
                 raise
             self._refusal = error.details()
             self._state.is_connected = False
