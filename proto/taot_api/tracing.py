@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
@@ -56,7 +57,8 @@ def make_tracer(environment: Mapping[str, str], *, service: str) -> Tracer | Non
 
         provider = trace.get_tracer_provider()
         if isinstance(provider, trace.ProxyTracerProvider):  # nobody has set one
-            provider = _make_provider(environment, service=service)
+            asked = {(name, value) for name, value in environment.items() if name.startswith(VARIABLE_PREFIX)}
+            provider = _provider_for(frozenset(asked), service)
         return provider.get_tracer("taot")
     except ModuleNotFoundError as error:
         logger.warning("no traces: %s is missing, pip install 'taot-planner[tracing]'", error.name)
@@ -65,14 +67,18 @@ def make_tracer(environment: Mapping[str, str], *, service: str) -> Tracer | Non
     return None
 
 
-def _make_provider(environment: Mapping[str, str], *, service: str) -> TracerProvider:
-    """A provider of our own: a library leaves the one of the program alone."""
+@cache
+def _provider_for(variables: frozenset[tuple[str, str]], service: str) -> TracerProvider:
+    """A provider of our own: a library leaves the one of the program alone.
+
+    One for the process: each has a thread, which lives until the process ends.
+    """
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter  # noqa: PLC0415
     from opentelemetry.sdk.resources import SERVICE_NAME, Resource  # noqa: PLC0415
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    name = {} if environment.get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service}
+    name = {} if dict(variables).get("OTEL_SERVICE_NAME") else {SERVICE_NAME: service}
     provider = TracerProvider(resource=Resource.create(name))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
     logger.info("traces go to the OTLP endpoint of the environment")

@@ -121,3 +121,44 @@ def test_details_that_cannot_be_read_are_none():
     retry.details.add().Pack(error_details_pb2.RetryInfo())
     error = SimpleNamespace(trailing_metadata=lambda: (("grpc-status-details-bin", retry.SerializeToString()),))
     assert details_of(error).retry_seconds == 0.0
+
+
+def test_epochs_are_kept_short_and_rubbish_between_two_plans_is_no_second_planner(caplog):
+    epochs = PlannerEpochs()
+    for epoch in ("a" * 1000, "b"):
+        epochs.note(epoch)
+    assert [len(each) for each in epochs._left] == [64]
+
+    link = PlannerLink("127.0.0.1:1", spec("rubbish"))
+    link._session = pb.Session(session_id="s", planner_epoch="mine")
+    link._newest_step = 1
+    link._state.note_epoch("mine")
+    plans = [
+        PublishedPlan(
+            identity=PlanIdentity(planner_epoch=epoch, version=version),
+            source_step=0,
+            source_micro_batch=0,
+            guests_L=(np.full((4, 2), -1),),
+        )
+        for version, epoch in enumerate(("mine", "rubbish", "mine"), 1)
+    ]
+    responses = [pb.WatchPlansResponse(plan=codec.encode_plan(plan)) for plan in plans]
+    responses[1].plan.digest = bytes(32)
+    link._channel = SimpleNamespace(stub=SimpleNamespace(WatchPlans=lambda request: iter(responses)))
+    link._follow()
+    assert (link.plan.identity.version, link.num_rejected_plans) == (3, 1)
+    assert "more than one planner" not in caplog.text
+
+
+def test_a_report_of_a_session_that_is_over_leaves_the_watch_of_the_next_alone():
+    link = PlannerLink("127.0.0.1:1", spec("late"))
+    cancelled = []
+    link._watch = SimpleNamespace(cancel=lambda: cancelled.append(1))
+    over, link._session = pb.Session(session_id="over"), pb.Session(session_id="next")
+    not_found = SimpleNamespace(
+        code=lambda: grpc.StatusCode.NOT_FOUND, details=lambda: "no such session", trailing_metadata=tuple
+    )
+    link._handle_failed_report(report(0), not_found, over)
+    assert not cancelled
+    link._handle_failed_report(report(0), not_found, link._session)
+    assert cancelled

@@ -230,3 +230,17 @@ def test_a_planner_sends_its_spans_to_the_endpoint_of_the_environment():
     assert "taot-planner" in names
     spans = [span.name for one in resources for scope in one.scope_spans for span in scope.spans]
     assert spans.count("taot solve layer") == len(sample.layers)
+
+
+def test_links_that_come_and_go_leave_one_thread_for_their_spans():
+    done = run_python(
+        "import threading\n"
+        "from taot_client.planner.call_spans import make_call_spans\n"
+        "assert make_call_spans() is not None\n"
+        "before = threading.active_count()\n"
+        "for _ in range(5):\n"
+        "    assert make_call_spans() is not None\n"
+        "assert threading.active_count() == before\n",
+        **ASKS,
+    )
+    assert done.returncode == 0, done.stderr

@@ -6,11 +6,12 @@ Used by the threads of the link and by the training thread; single fields are re
 from __future__ import annotations
 
 import logging
+import threading
 
 import grpc
 
 from taot_api.v1 import planner_pb2 as pb
-from taot_client.planner.planner_epochs import PlannerEpochs
+from taot_client.planner.planner_epochs import MAX_EPOCH_CHARACTERS, PlannerEpochs
 from taot_client.planner.refusal_details import RefusalDetails
 from taot_client.planner.unsent_telemetry import UnsentTelemetry
 
@@ -25,6 +26,7 @@ class LinkState:
     def __init__(self, address: str, unsent: UnsentTelemetry) -> None:
         self._address = address
         self._unsent = unsent
+        self._lock = threading.Lock()
         self._epochs = PlannerEpochs()
         self._has_told_two = False
         self._has_told_broken = False
@@ -63,7 +65,9 @@ class LinkState:
         if error.code() in _LOCKED_OUT:
             if self._told_lock != str(error.details()):
                 self._told_lock = str(error.details())
-                logger.error("the planner at %s does not let this job in (%s): %s", self._address, what, self._told_lock)
+                logger.error(
+                    "the planner at %s does not let this job in (%s): %s", self._address, what, self._told_lock
+                )
         elif self.is_connected:
             logger.warning("the planner at %s does not answer (%s): %s", self._address, what, describe(error))
         self.is_connected = False
@@ -95,16 +99,17 @@ class LinkState:
 
     def note_epoch(self, epoch: str) -> None:
         """An answer came from this life of a planner."""
-        if not self._epochs.note(epoch):
-            return
+        with self._lock:  # three threads hear answers
+            if not self._epochs.note(epoch):
+                return
+            is_first, self._has_told_two = not self._has_told_two, True
         self._unsent.add_error("two_planners")
-        if not self._has_told_two:
-            self._has_told_two = True
+        if is_first:
             logger.error(
                 "more than one planner answers at %s (epoch %s is back): plans come and go with the one that answers;"
                 " run a single planner, or send all calls of a job to the same one",
                 self._address,
-                epoch[:64],
+                epoch[:MAX_EPOCH_CHARACTERS],
             )
 
 

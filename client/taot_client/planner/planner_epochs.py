@@ -7,6 +7,9 @@ from collections import deque
 MAX_LEFT_EPOCHS = 64
 """Epochs that are remembered after another one has answered."""
 
+MAX_EPOCH_CHARACTERS = 64
+"""What is kept of an epoch, whatever answers send."""
+
 
 class PlannerEpochs:
     """The planner epochs that answers came from.
@@ -20,6 +23,7 @@ class PlannerEpochs:
 
     def note(self, epoch: str) -> bool:
         """Takes the epoch of an answer, empty where it names none; True when it had been left before."""
+        epoch = epoch[:MAX_EPOCH_CHARACTERS]
         if epoch in {"", self._newest}:
             return False
         is_back = epoch in self._left

@@ -74,8 +74,7 @@ class PlannerLink:
         Returns:
             Why the planner refuses this job, or None. A planner that cannot be reached is no refusal.
         """
-        try:
-            # Here, where what is wrong is shared with all ranks.
+        try:  # here, where what is wrong is shared with all ranks
             self._channel = PlannerChannel(self._address, self._access.completed(planner_access()))
         except ValueError as error:
             return str(error)
@@ -232,11 +231,10 @@ class PlannerLink:
     def _decode(
         self, message: pb.Plan, layers: Sequence[LayerSpec], session: pb.Session, *, after: PublishedPlan | None = None
     ) -> PublishedPlan:
-        self._state.note_epoch(message.identity.planner_epoch)
-        epoch, step = session.planner_epoch, self._newest_step
-        return decode_checked(
-            message, layers=layers, topology=self._spec.topology, epoch=epoch, newest_step=step, after=after
-        )
+        epoch, step, topology = session.planner_epoch, self._newest_step, self._spec.topology
+        plan = decode_checked(message, layers=layers, topology=topology, epoch=epoch, newest_step=step, after=after)
+        self._state.note_epoch(plan.identity.planner_epoch)  # not before: rubbish is of no planner
+        return plan
 
     # The report thread.
 
@@ -253,7 +251,7 @@ class PlannerLink:
             except grpc.RpcError as error:
                 if self._closing.is_set():
                     return
-                self._handle_failed_report(report, error)
+                self._handle_failed_report(report, error, session)
                 continue
             except Exception:  # noqa: BLE001 - the top of a thread that later reports need
                 self._state.note_broken_report()
@@ -262,14 +260,14 @@ class PlannerLink:
             self._state.note_epoch(response.latest_plan.planner_epoch)
             self.is_paused = response.is_paused
 
-    def _handle_failed_report(self, report: RoutingReport, error: grpc.RpcError) -> None:
+    def _handle_failed_report(self, report: RoutingReport, error: grpc.RpcError, session: pb.Session) -> None:
         if error.code() in _REFUSALS:
             logger.warning("the planner refuses a report: %s", error.details())
             self._unsent.add_error("report_refused")
             return
         self._unsent.add_lost(report)
         details = self._note_failed("ReportRouting", error)
-        if error.code() in _REOPENING:
+        if error.code() in _REOPENING and session is self._session:  # else it has been opened again already
             self._end_watch()
         elif error.code() is grpc.StatusCode.RESOURCE_EXHAUSTED:
             self._unsent.add_error("report_refused")
