@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import grpc
 import pytest
@@ -108,8 +109,8 @@ def test_a_report_that_cannot_be_sent_is_dropped_and_later_ones_are_sent(caplog)
     with running_planner(is_warm_awaited=False) as planner:
         link = PlannerLink(planner.address, spec("broken"))
         assert link.start(wait=WAIT) is None
-        link.report("no report at all")
-        link.report("nor is this")
+        link.report(SimpleNamespace(step=1))  # nothing that can be sent
+        link.report(SimpleNamespace(step=2))
         link.report(report(3))
         assert eventually(lambda: link.plan is not None and link.plan.source_step == 3, seconds=200)
         link.close()

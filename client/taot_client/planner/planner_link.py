@@ -280,10 +280,10 @@ class PlannerLink:
                 self._watch.cancel()
 
     def _take(self, report: RoutingReport) -> None:
-        """Notes the step of a report before anybody can answer it."""
-        self._newest_step = report.step
+        """Notes the step of a report before anybody can answer it; refuses a forked child."""
         if os.getpid() != self._pid:
             raise RuntimeError("the agent belongs to the process that created it; a forked child cannot use it")
+        self._newest_step = report.step
 
     def _note_failed(self, what: str, error: grpc.RpcError) -> tuple[grpc.StatusCode, RefusalDetails]:
         """Notes a call that failed; a planner without room has answered all the same."""
