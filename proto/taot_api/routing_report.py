@@ -210,6 +210,7 @@ def _refuse_counts(counts_RE: IntArray, layer: LayerSpec, valid_tokens_R: IntArr
         raise ContractError(Reason.INVALID_COUNTS, message, field=field)
     sums_R, expected_R = counts_RE.sum(axis=1), valid_tokens_R * layer.top_k
     wrong_R = sums_R > expected_R if layer.drops_tokens else sums_R != expected_R
+    assert wrong_R.any(), "the counts were found to be wrong"
     rank = int(np.flatnonzero(wrong_R)[0])
     message = (
         f"layer {layer.name!r}: the counts of source rank {rank} add up to {sums_R[rank]}, expected"

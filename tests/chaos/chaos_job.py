@@ -29,6 +29,7 @@ class JobOutcome:
 
     losses: list[float] = field(default_factory=list)
     weights: dict[str, torch.Tensor] = field(default_factory=dict)
+    """Of the leader's rank, after the last step."""
     modes: Counter[str] = field(default_factory=Counter)
     moved_guests: int = 0
     longest_step_seconds: float = 0.0
@@ -37,12 +38,20 @@ class JobOutcome:
 class ChaosJob:
     """Ranks as threads over real gloo groups, in a thread of its own until `finish`."""
 
-    def __init__(self, options: AgentOptions, *, num_ranks: int = RANKS, pace_seconds: float = 0.01) -> None:
+    def __init__(
+        self,
+        options: AgentOptions,
+        *,
+        num_ranks: int = RANKS,
+        pace_seconds: float = 0.01,
+        num_steps: int | None = None,
+    ) -> None:
+        """Starts to train, for `num_steps` or until `finish`."""
         self.num_ranks = num_ranks
         self._options = options
         self._pace_seconds = pace_seconds
         self._pause = threading.Event()
-        self._stop_at: int | None = None
+        self._stop_at = num_steps
         self._outcome = JobOutcome()
         self._error: BaseException | None = None
         self._leader: Agent | None = None
@@ -73,9 +82,10 @@ class ChaosJob:
             raise self._error
 
     def finish(self) -> JobOutcome:
-        """Lets the job end after a few more steps and returns what it leaves behind."""
-        # Ranks are at most one step apart, so all of them see this before they get there.
-        self._stop_at = self.step + 4
+        """Lets the job end, after a few more steps unless their number was given, and returns what it leaves behind."""
+        if self._stop_at is None:
+            # Ranks are at most one step apart, so all of them see this before they get there.
+            self._stop_at = self.step + 4
         self._thread.join(timeout=2 * HANG_SECONDS)
         assert not self._thread.is_alive(), "the job hangs"
         self.check()
