@@ -127,6 +127,8 @@ class CallGuard:
 
         async def write(request: Any, context: Context) -> None:
             try:
+                if isinstance(request, ContractError):
+                    raise request
                 with self._open_stream():
                     await behaviour(request, context)
             except ContractError as error:

@@ -104,7 +104,7 @@ def test_a_planner_that_logs_json_writes_nothing_else(tmp_path):
     assert stdout == ""
     lines += [json.loads(line) for line in stderr.splitlines()]
     assert all({"time", "level", "logger", "message"} <= line.keys() for line in lines)
-    assert [line["logger"] for line in lines if line["level"] != "info"] == ["uvicorn.error"]
+    assert not [line for line in lines if line["level"] != "info"], "strangers fill no log"
     about = [line for line in lines if "session_id" in line]
     assert [(line["session_id"], line["training_job"], line["group"]) for line in about] == [
         (session_id, spec.training_job, spec.group)

@@ -34,7 +34,9 @@ function callCard(path, verb, call) {
     fillTable(table, ["parameter", "in", "type", ""], rows, "");
     card.append(table);
   }
-  const content = Object.entries(call.responses["200"].content ?? { "text/event-stream": {} });
+  const [status, answer] = Object.entries(call.responses).find(([code]) => code.startsWith("2")) ?? ["", {}];
+  // A 200 without content is the stream of events; 204 has nothing to show.
+  const content = Object.entries(answer.content ?? (status === "200" ? { "text/event-stream": {} } : {}));
   for (const [kind, { schema }] of content) card.append(el("p", { class: "muted" }, `Answers ${kind} `, typeOf(schema)));
   return card;
 }
