@@ -117,7 +117,7 @@ class Planner:
             self._idle_since_seconds = None
             self.metrics.groups.open(spec)
             self.changes.note_sessions()
-        log_opening(session, decision.outcome)
+            log_opening(session, decision.outcome)
         return session
 
     def find_session(self, session_id: str) -> Session:

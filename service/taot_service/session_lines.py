@@ -12,7 +12,7 @@ logger = logging.getLogger(__name__)
 
 
 def log_opening(session: Session, outcome: OpenOutcome) -> None:
-    """Says that a session was asked for, and what came of it."""
+    """Says that a session was opened, and whether it replaces another."""
     spec = session.spec
     logger.info(
         "session %s of job %s group %s incarnation %s: %s, %s ranks, %s layers, algorithm %s, client %s",

@@ -181,5 +181,5 @@ def test_without_tokens_configured_nothing_changes():
         running_planner(ServiceConfig(), is_warm_awaited=False) as planner,
         contextlib.closing(grpc.insecure_channel(planner.address)) as channel,
     ):
-        for token in (None, UNKNOWN):
-            Caller(channel, token).open(SPEC_A)
+        opened = {Caller(channel, token).open(SPEC_A) for token in (None, UNKNOWN)}
+        assert opened == {session.session_id for session in planner.planner.sessions}

@@ -80,3 +80,4 @@ def test_a_page_whose_login_has_ended_goes_to_the_login(page, planner, tmp_path)
     planner.on_loop(planner.locks.refresh)
     planner.on_loop(planner.planner.changes.note_sessions)  # the page loads again
     page.wait_for_url(re.compile("/login$"))
+    assert page.get_by_role("heading", name=re.compile("^shown")).count() == 0
