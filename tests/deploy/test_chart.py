@@ -74,6 +74,8 @@ def test_flags_reach_the_planner_as_it_reads_them(tmp_path):
     assert environment == {
         "TAOT_ALLOWED_HOSTS": "taot-planner.training",
         "TAOT_DRAIN_SECONDS": "2.5",
+        "TAOT_MAX_HELD_BYTES": "1073741824",
+        "TAOT_MAX_HELD_BYTES_PER_JOB": "536870912",
         "TAOT_MAX_PLAN_ENTRIES": "67108864",
         "TAOT_MAX_RANKS": "2048",
         "TAOT_SOLVER_THREADS": "1",
