@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, TypeAlias
 
+from taot_planning.algorithms import ALGORITHMS
 from taot_service.log_lines import LogFormat, LogLevel
 from taot_service.settings import Bounds, check_settings
 
@@ -62,6 +63,9 @@ class ServiceConfig:
     """Seconds from a report to its plan. Where the effort `balanced` takes longer, or others wait, layers are planned
     with `fast` and improved afterwards."""
 
+    algorithms: str = "echo,eplb,llep,llep-exact,static,taot,taot-paper"
+    """Names, with commas between them, of the algorithms that sessions may ask for."""
+
     lease_seconds: Seconds = 60.0
     """Seconds after which a session without a call and without an open watch is dropped."""
 
@@ -113,6 +117,10 @@ class ServiceConfig:
     max_ranks: Count = 1024
     """Ranks of a session."""
 
+    max_slow_ranks: Count = 128
+    """Ranks of a session that asks for another algorithm than `taot` or `static`, or for another objective than the
+    tolerance: for more ranks these hold a solver thread for seconds a layer."""
+
     max_layers: Count = 512
     """Layers of a session."""
 
@@ -139,7 +147,18 @@ class ServiceConfig:
         """How addresses of the HTTP port begin."""
         return "http" if self.tls_cert is None else "https"
 
+    @property
+    def offered_algorithms(self) -> tuple[str, ...]:
+        """The names in `algorithms`, sorted."""
+        return tuple(sorted({name.strip() for name in self.algorithms.split(",")}))
+
     def __post_init__(self) -> None:
         check_settings(self)
+        unknown = [name for name in self.offered_algorithms if name not in ALGORITHMS]
+        if unknown:
+            raise ValueError(
+                f"--algorithms must be names with commas between them, got {unknown[0]!r}: choose from"
+                f" {', '.join(sorted(ALGORITHMS))}"
+            )
         if self.grpc_port == self.http_port != 0:
             raise ValueError(f"--grpc-port and --http-port must differ, got {self.grpc_port} for both")

@@ -48,12 +48,21 @@ def check_limits(request: pb.OpenSessionRequest, config: ServiceConfig) -> None:
     _check_name(request.client_release, Reason.INVALID_NAME, field="client_release")
 
 
-def check_algorithm(spec: SessionSpec) -> None:
-    """Checks that this planner can run the algorithm of a session.
+def check_algorithm(spec: SessionSpec, config: ServiceConfig) -> None:
+    """Checks that this planner runs the algorithm of a session, for as many ranks.
 
     Raises:
-        ContractError: ALGORITHM_UNAVAILABLE, naming the package that is missing.
+        ContractError: ALGORITHM_UNAVAILABLE, naming those that are offered or the package that is missing; or
+            LIMIT_EXCEEDED, as `check_limits`.
     """
+    if spec.algorithm not in config.offered_algorithms:
+        raise ContractError(
+            Reason.ALGORITHM_UNAVAILABLE,
+            f"this planner offers {', '.join(config.offered_algorithms)}, got {spec.algorithm!r}: choose one of these,"
+            " or start it with --algorithms that name it",
+            field="options.algorithm",
+            metadata={"algorithm": spec.algorithm, "flag": "--algorithms"},
+        )
     if spec.algorithm in NEEDS_SCIPY and find_spec("scipy") is None:
         raise ContractError(
             Reason.ALGORITHM_UNAVAILABLE,
@@ -62,6 +71,13 @@ def check_algorithm(spec: SessionSpec) -> None:
             field="options.algorithm",
             metadata={"package": "scipy"},
         )
+    if _is_slow(spec):
+        _check(spec.topology.num_ranks, config.max_slow_ranks, flag="--max-slow-ranks", field="topology.ranks")
+
+
+def _is_slow(spec: SessionSpec) -> bool:
+    """Whether many ranks take long: baselines were not written for them, other objectives weigh many plans."""
+    return spec.algorithm != "static" and (spec.algorithm != "taot" or spec.options.objective != "tolerance")
 
 
 def _check_name(name: str, reason: Reason, *, field: str) -> None:

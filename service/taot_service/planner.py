@@ -103,7 +103,7 @@ class Planner:
     def open_session(self, spec: SessionSpec) -> Session:
         """Opens a session, or returns the one of the same incarnation."""
         self._refuse_when_draining()
-        check_algorithm(spec)
+        check_algorithm(spec, self.config)
         self.expire_sessions()
         decision = self._book.open(
             spec, session_id=uuid.uuid4().hex, create_time_seconds=time.time(), now_seconds=time.monotonic()

@@ -10,6 +10,7 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from taot_cli.__main__ import app
+from taot_planning import ALGORITHMS
 from taot_service.config import ServiceConfig
 from taot_service.settings import Setting, settings_of, show_value
 
@@ -60,6 +61,8 @@ def other_value(setting: Setting) -> object:
     """A value that is right, and not the default."""
     if setting.kind is bool:
         return not setting.default
+    if setting.name == "algorithms":
+        return "static"
     if setting.kind in (str, Path):
         return setting.kind("other")
     if setting.kind in (int, float):
@@ -82,6 +85,12 @@ def test_what_people_read_is_a_row_for_each_setting():
     [
         (["--solver-threads", "0"], {}, "--solver-threads must be >= 1, got 0"),
         ([], {"TAOT_SOLVER_THREADS": "0"}, "TAOT_SOLVER_THREADS must be >= 1, got 0"),
+        (
+            ["--algorithms", "taot,magic"],
+            {},
+            "--algorithms must be names with commas between them, got 'magic': choose"
+            " from " + ", ".join(sorted(ALGORITHMS)),
+        ),
         (["--config", "/nowhere.toml"], {}, "cannot read /nowhere.toml: No such file or directory"),
     ],
 )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import grpc
 import numpy as np
 import pytest
@@ -214,18 +212,6 @@ def test_an_unknown_session_is_not_found(client, call):
     assert (seen.code, seen.info.reason) == (grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND")
     assert seen.info.metadata["session_id"] == "nobody"
     assert "open it again" in seen.message
-
-
-def test_an_algorithm_without_its_package_is_refused_at_the_door(client, monkeypatch):
-    spec = make_spec(algorithm="lplb")
-    with monkeypatch.context() as without:
-        without.setitem(sys.modules, "scipy", None)
-        seen = refusal(lambda: client.open(spec))
-        client.open(make_spec(algorithm="taot"))
-    assert (seen.code, seen.info.reason) == (grpc.StatusCode.FAILED_PRECONDITION, "ALGORITHM_UNAVAILABLE")
-    assert (seen.info.metadata["field"], seen.info.metadata["package"]) == ("options.algorithm", "scipy")
-    assert "pip install 'taot-planner[exact]'" in seen.message
-    client.open(spec)
 
 
 def test_a_plan_that_was_never_made_is_not_found(client, session_id, spec):
