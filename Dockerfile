@@ -5,7 +5,7 @@
 ARG BASE=python:3.11-slim
 
 FROM ${BASE} AS build
-ARG EXTRAS=server
+ARG EXTRAS=server,tracing
 # Another index to take wheels from, such as the one of torch's CPU builds.
 ARG EXTRA_INDEX_URL=
 WORKDIR /src

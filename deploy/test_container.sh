@@ -9,7 +9,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 ENGINE=${ENGINE:-podman}
-EXTRAS=${EXTRAS:-server}
+EXTRAS=${EXTRAS:-server,tracing}
 PYTHON=${PYTHON:-.venv/bin/python}
 # A base made here carries the release of the machine, whose package mirror it comes from.
 LOCAL_BASE=localhost/taot-test-base

@@ -19,6 +19,8 @@ EVERYTHING = (
     *("--set", "image.digest=sha256:" + 64 * "0" + ",image.pullSecrets={mine},service.annotations.note=c"),
     *("--set-json", 'tolerations=[{"key":"gpu","operator":"Exists"}]'),
     *("--set", "tls.secret=crt,tls.clientCaSecret=agents,tls.monitorCaSecret=ca,tls.serverName=planner"),
+    *("--set", "extraEnv[0].name=OTEL_EXPORTER_OTLP_ENDPOINT,extraEnv[0].value=http://collector.tracing:4318"),
+    *("--set", "networkPolicy.collectors[0].podSelector.matchLabels.app=collector"),
     *("--set", "auth.tokensSecret=grants,auth.monitorTokenSecret=reader,planner.allowedHosts=planner.example"),
 )
 """Every value that adds something."""
@@ -58,7 +60,8 @@ def test_schema_lists_every_value():
     "wrong",
     ["replicas=2", "planner.maxRank=8", "planner.maxRanks=0", "planner.drainSeconds=0", "service.grpcPort=70000"]
     + ["metrics.monitor=Both", "image.repository=", "image.digest=latest", "resources.limits.cpu=lots"]
-    + ["networkPolicy.trainers[0].pods=all", "tls.existingSecret=mine", "auth.tokensSecret=No_Name"],
+    + ["networkPolicy.trainers[0].pods=all", "tls.existingSecret=mine", "auth.tokensSecret=No_Name"]
+    + ["extraEnv[0].name=TAOT_TOKENS", "extraEnv[0].nam=a", "networkPolicy.collectorPort=0"],
 )
 def test_a_wrong_value_is_refused_by_name(wrong):
     said = run_tool("helm", "template", "x", str(CHART), "--set", wrong, is_failure_expected=True)
@@ -158,6 +161,25 @@ def test_probes_and_monitor_speak_as_the_planner_does(flags):
         assert endpoint["tlsConfig"] == {"ca": {"secret": {"name": "ca", "key": "ca.crt"}}, "serverName": "planner"}
     ports = {port["name"]: port for port in of_kind(documents, "Service")["spec"]["ports"]}
     assert ("appProtocol" in ports["grpc"]) == (not flags)
+
+
+def test_what_traces_need_reaches_the_planner_and_lets_it_call_its_collector(tmp_path):
+    (example,) = re.findall(r"^```yaml\n(# traces.yaml.*?)^```", (ROOT / "docs/deploy.md").read_text(), re.S | re.M)
+    values = tmp_path / "traces.yaml"
+    values.write_text(example)
+    documents = render("--values", str(values))
+    container = of_kind(documents, "Deployment")["spec"]["template"]["spec"]["containers"][0]
+    for variable in yaml.safe_load(example)["extraEnv"]:
+        assert variable in container["env"]
+    collector, names = of_kind(documents, "NetworkPolicy")["spec"]["egress"]
+    assert collector["to"] == yaml.safe_load(example)["networkPolicy"]["collectors"]
+    assert collector["ports"] == [{"protocol": "TCP", "port": 4318}]
+    assert {(each["protocol"], each["port"]) for each in names["ports"]} == {("UDP", 53), ("TCP", 53)}
+    assert re.search(r"^ARG EXTRAS=.*\btracing\b", (ROOT / "Dockerfile").read_text(), re.M), "the image makes no traces"
+
+
+def test_a_planner_without_traces_calls_nobody():
+    assert of_kind(render(), "NetworkPolicy")["spec"]["egress"] == []
 
 
 def test_client_certificates_without_tls_are_refused():
