@@ -7,6 +7,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -203,6 +204,12 @@ def serve_command(*flags: str) -> list[str]:
     """The command line of a planner; the HTTP port is free unless the flags say otherwise."""
     http_flags = [] if "--http-port" in flags else ["--http-port", "0"]
     return [sys.executable, "-m", "taot_cli", "serve", *http_flags, *flags]
+
+
+def free_port() -> int:
+    """A port that nobody has now, for a planner that is looked for before it starts, or comes back."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return int(listener.getsockname()[1])
 
 
 def _wait_until_listening(process: subprocess.Popen[str], folder: Path) -> None:

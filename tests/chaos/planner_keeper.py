@@ -17,7 +17,7 @@ from pathlib import Path
 
 from chaos.process_memory import resident_mib
 from link_samples import eventually
-from running_planner import START_BOUND_SECONDS, serve_command
+from running_planner import START_BOUND_SECONDS, free_port, serve_command
 
 _PAUSE = threading.Event()
 
@@ -61,7 +61,7 @@ class KeptPlanner:
     """One planner at a time on one port."""
 
     def __init__(self, nursery: Nursery, name: str) -> None:
-        self.port = _free_port()
+        self.port = free_port()
         self.peak_mib = 0.0
         """The most memory that any of its lives held before it ended."""
         self._nursery = nursery
@@ -147,12 +147,6 @@ def kept_planners(*names: str) -> Iterator[list[KeptPlanner]]:
                 if planner._pid is not None:
                     planner.kill()
             nursery.end()
-
-
-def _free_port() -> int:
-    """A port that nobody has now; planners come back on it, so the system cannot choose."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def _is_alive(pid: int) -> bool:

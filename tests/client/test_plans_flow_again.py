@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -12,7 +11,7 @@ from datetime import timedelta
 
 import pytest
 from link_samples import eventually, report, spec
-from running_planner import PlannerProcess, planner_process
+from running_planner import PlannerProcess, free_port, planner_process
 
 from taot_client.planner.planner_link import PlannerLink
 
@@ -58,11 +57,6 @@ def await_plans(link: PlannerLink, *, before: str | None, what: str) -> str:
 
 def epoch_of(link: PlannerLink) -> str | None:
     return link.plan.identity.planner_epoch if link.plan is not None else None
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 @pytest.mark.timeout(300)
