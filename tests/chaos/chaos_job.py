@@ -66,6 +66,16 @@ class ChaosJob:
         plan = self.stats().get("plan")
         return plan.identity.planner_epoch if plan else None
 
+    @property
+    def modes(self) -> Counter[str]:
+        """The steps made so far by their mode."""
+        return self._outcome.modes
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the planner refuses this run for good, which then looks for no planner any more."""
+        return self._leader._agent.state.leader.link._refusal if self._leader is not None else None
+
     def stats(self) -> dict:
         """What the leader's agent says of the planner."""
         return self._leader.planner_stats if self._leader is not None else {}

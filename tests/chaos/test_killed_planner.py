@@ -56,7 +56,9 @@ class Torment:
         listening = time.monotonic()
         assert eventually(lambda: self.job.planner_epoch != before, seconds=60), "plans do not flow again"
         self.returns_seconds.append(time.monotonic() - listening)
-        self.job.await_steps(3)  # the step in flight, the one whose record was written before, one with the plan
+        self.job.await_steps(2)  # the step in flight, and the one whose record was written before
+        planned = self.job.modes["PLAN"]
+        assert eventually(lambda: self.job.modes["PLAN"] > planned, seconds=60), "no plan of this life is carried out"
         trouble = self.source.random()
         if trouble < 0.12:
             self.planner.stop_for(self.source.uniform(0.05, 2.5))
@@ -85,7 +87,6 @@ def torment(num_kills: int, source: random.Random) -> None:
         assert "Traceback" not in planner.stderr, planner.stderr
     assert_undisturbed(outcome)
     assert work.faults[DURING_START] > 0 < work.faults[IN_SERVICE]
-    assert outcome.modes["PLAN"] >= work.faults[IN_SERVICE], "no plan was ever carried out between the faults"
     assert outcome.modes["INLINE"] > 0, "the planner was never missed"
     assert grown < MAX_GROWTH_MIB
 

@@ -24,13 +24,15 @@ def restart(num_runs: int, source: random.Random) -> None:
             new = ChaosJob(chaos_options(planner.address, group="again"), num_ranks=size)
             assert eventually(lambda job=new: job.planner_epoch is not None, seconds=60), "the new run gets no plans"
             # The planner refuses what the old run still sends, and the old run does not stand in its way again.
-            assert eventually(lambda job=old: not job.stats()["connected"], seconds=60), "two runs of one group"
+            assert eventually(lambda job=old: job.refusal is not None, seconds=60), "two runs of one group"
+            assert "this run has been replaced" in old.refusal
             if source.random() < 0.4:
                 planner.kill()
                 planner.start()
                 epoch = new.planner_epoch
                 assert eventually(lambda job=new, epoch=epoch: job.planner_epoch != epoch, seconds=60)
             old.await_steps(5)
+            assert not old.stats()["connected"]
             zombie = old.finish()
             assert_undisturbed(zombie, num_ranks=old.num_ranks)
             assert zombie.modes["PLAN"] > 0 < zombie.modes["INLINE"], zombie.modes
