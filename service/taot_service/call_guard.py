@@ -20,6 +20,7 @@ from google.protobuf.message import DecodeError
 from taot_api.contract_error import ContractError, Reason
 from taot_service.admission import CALL_RETRY_SECONDS, check_calls
 from taot_service.refusal import refusal_of
+from taot_service.request_wait import TimedHandlers, note_request
 from taot_service.wire_check import check_parts
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -72,7 +73,7 @@ class CallGuard:
             name: self._guarded(handler, self._service.methods_by_name[name].input_type if is_planner else None)
             for name, handler in handlers.items()
         }
-        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
+        self._server.add_generic_rpc_handlers((TimedHandlers(grpc.method_handlers_generic_handler(service, guarded)),))
 
     def _guarded(self, handler: Any, large: Descriptor | None) -> Any:
         """A handler that refuses instead of being called.
@@ -183,6 +184,7 @@ def _tolerant(deserialize: Callable[[bytes], Any], large: Descriptor | None) -> 
     """Hands on what is wrong with the bytes: an error here would be answered UNKNOWN, with a trace in the log."""
 
     def read(data: bytes) -> Any:
+        note_request()
         try:
             if large is not None:
                 check_parts(data, large)

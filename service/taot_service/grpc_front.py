@@ -29,6 +29,10 @@ ROOM_FOR_HEALTH = 128
 """Calls that the server takes beyond all that the planner API may have: health checks, reflection, refusals."""
 
 
+MAX_CONNECTION_CALLS = 256
+"""Calls of one connection at a time; others wait in the client. A leader has a handful."""
+
+
 class GrpcFront:
     """One gRPC server on the running event loop."""
 
@@ -103,6 +107,8 @@ def _channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
         # A connection that never becomes one, and one that has gone quiet: both leave room for others.
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_connection_idle_ms", 600_000),
+        # Several connections at least are needed to take all room, and calls that wait for more go by another one.
+        ("grpc.max_concurrent_streams", MAX_CONNECTION_CALLS),
         # Two planners must not share a port unnoticed.
         ("grpc.so_reuseport", 0),
         ("grpc.max_receive_message_length", config.max_message_bytes),
