@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from taot_api.contract_error import ContractError, Reason
-from taot_api.session_spec import SessionSpec
+from taot_api.session_spec import LayerSpec, SessionSpec
 from taot_service.config import ServiceConfig
+from taot_service.held_memory import HeldMemory
 from taot_service.planning_work import Purpose
 from taot_service.work_queue import WorkQueue
 
@@ -38,27 +39,41 @@ def held_bytes(spec: SessionSpec) -> int:
     return 8 * (counts + recent + plans + num_experts + topology)
 
 
-def check_room(spec: SessionSpec, others: Sequence[SessionSpec], limits: ServiceConfig) -> None:
+def caller_bytes(spec: SessionSpec, layers: Sequence[LayerSpec]) -> int:
+    """Memory that a PlanNow call may need until it is answered: its counts, and guests with token quotas, in int64.
+
+    Not counted: the answer as a message, which gRPC holds until it is sent.
+    """
+    num_ranks, num_slots = spec.topology.num_ranks, spec.topology.max_slots
+    counts = num_ranks * sum(layer.num_experts for layer in layers)
+    plan = len(layers) * num_ranks * num_slots * (num_ranks + 1)
+    return 8 * (counts + plan)
+
+
+def check_room(
+    spec: SessionSpec, others: Sequence[SessionSpec], limits: ServiceConfig, held: HeldMemory, *, freed_bytes: int = 0
+) -> None:
     """Checks that one more session fits beside the others.
+
+    Args:
+        spec: the session.
+        others: those that stay open.
+        limits: what the planner may hold.
+        held: what sessions and callers hold by now.
+        freed_bytes: what a session of the same job holds that is to be replaced.
 
     Raises:
         ContractError: LIMIT_EXCEEDED, with the flag that raises the limit; with advice to retry where sessions that
             end make room.
     """
-    of_job = [other for other in others if other.training_job == spec.training_job]
+    num_of_job = sum(other.training_job == spec.training_job for other in others)
     wanted_bytes = held_bytes(spec)
-    total_bytes, job_bytes = (wanted_bytes + sum(map(held_bytes, each)) for each in (others, of_job))
-    most_bytes = min(limits.max_held_bytes, limits.max_held_bytes_per_job)
+    more_bytes = wanted_bytes - freed_bytes
+    too_large = wanted_bytes > min(limits.max_held_bytes, limits.max_held_bytes_per_job)
     for got, limit, flag, what in (
         (len(others) + 1, limits.max_sessions, "--max-sessions", "sessions"),
-        (len(of_job) + 1, limits.max_sessions_per_job, "--max-sessions-per-job", "sessions of one training job"),
-        (
-            job_bytes,
-            limits.max_held_bytes_per_job,
-            "--max-held-bytes-per-job",
-            "bytes of counts and plans over the sessions of one training job",
-        ),
-        (total_bytes, limits.max_held_bytes, "--max-held-bytes", "bytes of counts and plans over all sessions"),
+        (num_of_job + 1, limits.max_sessions_per_job, "--max-sessions-per-job", "sessions of one training job"),
+        *_memory_limits(spec.training_job, more_bytes, limits, held),
     ):
         if got > limit:
             raise ContractError(
@@ -66,8 +81,40 @@ def check_room(spec: SessionSpec, others: Sequence[SessionSpec], limits: Service
                 f"this planner holds at most {limit} {what}, this would be {got}: start it with a larger {flag}, start"
                 " another planner, or wait for sessions to end",
                 metadata={"limit": str(limit), "got": str(got), "flag": flag},
-                retry_seconds=None if wanted_bytes > most_bytes else SESSION_RETRY_SECONDS,
+                retry_seconds=None if too_large else SESSION_RETRY_SECONDS,
             )
+
+
+def check_caller_room(spec: SessionSpec, wanted_bytes: int, limits: ServiceConfig, held: HeldMemory) -> None:
+    """Checks that one more PlanNow call of a session fits beside what is held.
+
+    Raises:
+        ContractError: OVERLOADED, with advice to retry; LIMIT_EXCEEDED for a call that no waiting makes room for.
+    """
+    for got, limit, flag, what in _memory_limits(spec.training_job, wanted_bytes, limits, held):
+        if got > limit:
+            raise ContractError(
+                Reason.LIMIT_EXCEEDED if wanted_bytes > limit else Reason.OVERLOADED,
+                f"this planner holds at most {limit} {what}, with this call it would be {got}: go on without and try"
+                f" again later, or start it with a larger {flag}",
+                metadata={"limit": str(limit), "got": str(got), "flag": flag},
+                retry_seconds=None if wanted_bytes > limit else CALL_RETRY_SECONDS,
+            )
+
+
+def _memory_limits(
+    training_job: str, more_bytes: int, limits: ServiceConfig, held: HeldMemory
+) -> tuple[tuple[int, int, str, str], ...]:
+    """What a job and all jobs would hold with so much more, the limits, their flags and what it is."""
+    return (
+        (
+            held.job_bytes(training_job) + more_bytes,
+            limits.max_held_bytes_per_job,
+            "--max-held-bytes-per-job",
+            "bytes of counts and plans for one training job",
+        ),
+        (held.total_bytes + more_bytes, limits.max_held_bytes, "--max-held-bytes", "bytes of counts and plans in all"),
+    )
 
 
 def check_calls(got: int, limit: int, *, flag: str, what: str) -> None:

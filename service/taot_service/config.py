@@ -97,10 +97,10 @@ class ServiceConfig:
     """Sessions of one training job at a time."""
 
     max_held_bytes: Count = 2**31
-    """Bytes of counts and plans of all sessions together, worked out from the sizes that they declare."""
+    """Bytes of counts and plans of all sessions and PlanNow calls together, worked out from declared sizes."""
 
     max_held_bytes_per_job: Count = 2**30
-    """Bytes of counts and plans of all sessions of one training job, which leave room for others."""
+    """Bytes of counts and plans of all sessions and PlanNow calls of one training job, which leave room for others."""
 
     max_watches: Count = 16
     """Open watches of a session."""

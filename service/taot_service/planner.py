@@ -26,7 +26,7 @@ from taot_service.plan_traces import PlanTraces
 from taot_service.planning_work import FinishedWork, PlanningWork, Purpose, SolvedPlan, SolverFailure
 from taot_service.session import ReportOutcome, Session
 from taot_service.session_book import SessionBook
-from taot_service.session_lines import log_end, log_opening, log_pause
+from taot_service.session_lines import log_end, log_failure, log_opening, log_pause
 from taot_service.solver_pool import SolverPool
 
 logger = logging.getLogger(__name__)
@@ -123,6 +123,10 @@ class Planner:
     def find_session(self, session_id: str) -> Session:
         """The open session of that id; any call keeps it alive."""
         return self._book.find(session_id, now_seconds=time.monotonic())
+
+    def open_session_of(self, session_id: str) -> Session | None:
+        """The open session of that id, if there is one; asking does not keep it alive."""
+        return self._book.open_session_of(session_id)
 
     def job_of(self, session_id: str) -> str | None:
         """The training job of a session, open or remembered; asking does not keep it alive."""
@@ -225,6 +229,7 @@ class Planner:
             return
         work, result = finished.work, finished.result
         if isinstance(result, SolverFailure):
+            self._log_failure(work, result)
             ended = self._book.give_up(work)
             outcome = "abandoned" if result.is_abandoned else "failed"
             self.metrics.plans.labels("session_ended" if ended is not None else outcome).inc()
@@ -241,6 +246,8 @@ class Planner:
     def _finish_improvement(self, finished: FinishedWork) -> None:
         work, result = finished.work, finished.result
         solved = result if isinstance(result, SolvedPlan) else None
+        if isinstance(result, SolverFailure):
+            self._log_failure(work, result)
         plan = self._book.end_improvement(work, solved, create_time_seconds=time.time())
         if work.progress.is_dropped:  # a newer report or the end of the session: counted there
             return
@@ -250,6 +257,11 @@ class Planner:
         self.metrics.plans.labels("improved").inc()
         self._publish(work, plan)
         self.metrics.note_plan_of_group(work, solved, plan)
+
+    def _log_failure(self, work: PlanningWork, failure: SolverFailure) -> None:
+        session = self.open_session_of(work.session_id)
+        if session is not None and failure.error is not None:
+            log_failure(session, work, failure.error)
 
     def _publish(self, work: PlanningWork, plan: PublishedPlan) -> None:
         self.changes.note_session(work.session_id)

@@ -170,6 +170,9 @@ class SolverFailure:
     is_abandoned: bool = False
     """Whether nobody waited for the plan any more, which is no fault."""
 
+    error: Exception | None = None
+    """What an algorithm or a check has raised, for the log."""
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FinishedWork:

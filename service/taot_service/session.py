@@ -93,6 +93,10 @@ class Session:
         """Whether an operator wants the ranks to move no guests."""
         self.last_solved: SolvedPlan | None = None
         self.history = SessionHistory()
+        self.num_failures = 0
+        """Reports, calls and improvements that could not be planned."""
+        self.failure_places: set[str] = set()
+        """Where in the code they failed."""
         self.uncounted: tuple[PlanningWork, ...] = ()
         """What its end dropped and nobody else counts: reports that no thread has, and the improvement."""
         self._plans: deque[PublishedPlan] = deque(maxlen=KEPT_PLANS)

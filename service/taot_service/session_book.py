@@ -14,9 +14,10 @@ from taot_api.contract_error import ContractError, Reason
 from taot_api.published_plan import PlanIdentity, PublishedPlan
 from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import SessionSpec
-from taot_service.admission import check_room
+from taot_service.admission import check_room, held_bytes
 from taot_service.config import ServiceConfig
 from taot_service.ended_sessions import EndedSessions, EndReason
+from taot_service.held_memory import HeldMemory
 from taot_service.planning_work import PlanningWork, Purpose, SolvedPlan
 from taot_service.session import ReportDecision, Session
 from taot_service.spec_difference import first_difference
@@ -64,6 +65,8 @@ class SessionBook:
         self.planner_epoch = planner_epoch
         self.queue = WorkQueue()
         """What waits for the solver: the newest report of each session, unless another is in work."""
+        self.held = HeldMemory()
+        """What sessions hold, and the calls of their ranks."""
         self._lease_seconds = lease_seconds
         self._limits = limits
         self._publish_within_seconds = publish_within_seconds
@@ -102,7 +105,9 @@ class SessionBook:
             _check_same_content(spec, older.spec)
             older.seen_seconds = now_seconds
             return OpenDecision(session=older, outcome=OpenOutcome.SAME)
-        check_room(spec, [session.spec for session in self.sessions if session is not older], self._limits)
+        others = [session.spec for session in self.sessions if session is not older]
+        freed_bytes = 0 if older is None else held_bytes(older.spec)
+        check_room(spec, others, self._limits, self.held, freed_bytes=freed_bytes)
         if older is not None:
             self._end(older, EndReason.REPLACED)
         session = Session(
@@ -113,6 +118,7 @@ class SessionBook:
             publish_within_seconds=self._publish_within_seconds,
         )
         self._sessions[session_id] = session
+        self.held.take(spec.training_job, held_bytes(spec))
         self._by_group[spec.training_job, spec.group] = session
         outcome = OpenOutcome.CREATED if older is None else OpenOutcome.REPLACED_OLDER
         return OpenDecision(session=session, outcome=outcome, replaced=older)
@@ -128,6 +134,10 @@ class SessionBook:
             raise self.missing(session_id)
         session.seen_seconds = now_seconds
         return session
+
+    def open_session_of(self, session_id: str) -> Session | None:
+        """The open session of that id, if there is one; its lease goes on."""
+        return self._sessions.get(session_id)
 
     def job_of(self, session_id: str) -> str | None:
         """The training job of a session that is open or remembered; its lease goes on."""
@@ -241,6 +251,7 @@ class SessionBook:
     def _end(self, session: Session, reason: EndReason) -> None:
         del self._sessions[session.session_id]
         del self._by_group[session.spec.training_job, session.spec.group]
+        self.held.take(session.spec.training_job, -held_bytes(session.spec))
         dropped, in_work = session.drop_work(), session.in_work
         session.uncounted = tuple(work for work in dropped if work is not in_work or work in self.queue)
         for work in dropped:

@@ -32,10 +32,10 @@ ThePlanner: TypeAlias = Annotated[Planner, Depends(find_planner)]
 
 async def find_session(session_id: str, planner: ThePlanner) -> Session:
     """The open session of the path."""
-    for session in planner.sessions:
-        if session.session_id == session_id:
-            return session
-    raise HTTPException(404, f"no session {session_id[:64]!r} is open: see /v1/sessions")
+    session = planner.open_session_of(session_id)
+    if session is None:
+        raise HTTPException(404, f"no session {session_id[:64]!r} is open: see /v1/sessions")
+    return session
 
 
 TheSession: TypeAlias = Annotated[Session, Depends(find_session)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,8 +12,6 @@ from taot_service.improvement import is_better
 from taot_service.planning_work import LayerSolution, PlanningWork, SolvedPlan, SolverFailure
 from taot_service.solver import join_layers, measured_topology_of, solve_layer
 from taot_service.work_queue import Pressure, must_give_way
-
-logger = logging.getLogger(__name__)
 
 
 def advance(work: PlanningWork, *, pressure: Callable[[], Pressure]) -> SolvedPlan | SolverFailure | None:
@@ -30,13 +27,7 @@ def advance(work: PlanningWork, *, pressure: Callable[[], Pressure]) -> SolvedPl
     try:
         return _advance(work, pressure)
     except Exception as error:  # noqa: BLE001 - whatever an algorithm does, the plan in force stays
-        logger.exception(
-            "step %s micro-batch %s of session %s: planning failed",
-            work.report.step,
-            work.report.micro_batch,
-            work.session_id,
-        )
-        return SolverFailure(message=f"{type(error).__name__}: {error}")
+        return SolverFailure(message=f"{type(error).__name__}: {error}", error=error)
 
 
 def _advance(work: PlanningWork, pressure: Callable[[], Pressure]) -> SolvedPlan | SolverFailure | None:

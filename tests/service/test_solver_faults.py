@@ -227,3 +227,25 @@ def test_a_plan_that_is_wrong_or_missing_leaves_the_one_in_force(planner, client
     assert words in seen.message
     monkeypatch.undo()
     assert client.report_and_wait(session_id, spec, make_report(spec, step=3)).source_step == 3
+
+
+def test_a_failure_that_goes_on_is_one_trace_in_the_log_and_many_in_the_metrics(planner, client, monkeypatch, caplog):
+    spec = make_spec()
+    session_id = client.open(spec)
+    before = num_plans(planner, "failed")
+    monkeypatch.setattr(taot_service.solver, "plan_layer", _raise)
+    for step in range(1, 6):
+        client.report(session_id, make_report(spec, step=step))
+        eventually(planner, lambda: num_plans(planner, "failed") == before + step)  # noqa: B023 - called at once
+    refusal(lambda: client.plan_now(session_id, make_report(spec, step=6)))
+    monkeypatch.setattr(taot_service.solver, "plan_layer", _plan_at_home)
+    for step in range(7, 9):
+        refusal(lambda: client.plan_now(session_id, make_report(spec, step=step)))  # noqa: B023 - called at once
+    assert num_plans(planner, "failed") == before + 8
+    traces = [record for record in caplog.records if record.exc_info]
+    assert [type(record.exc_info[1]).__name__ for record in traces] == ["ZeroDivisionError", "ValueError"]
+    for record in traces:
+        assert record.session_id == session_id
+        assert f"of session {session_id}: planning failed" in record.getMessage()
+    client.stub.CloseSession(pb.CloseSessionRequest(session_id=session_id), timeout=CALL_SECONDS)
+    assert caplog.messages[-1].endswith("closed after 5 reports and 0 plans, 8 failures to plan")
