@@ -20,11 +20,20 @@ class EndReason(Enum):
     EXPIRED = "dropped after its lease ran out"
 
 
+class Run(NamedTuple):
+    """One run of a group, which may have several sessions one after the other."""
+
+    training_job: str
+    group: str
+    incarnation: int
+
+
 class _Ended(NamedTuple):
     """What is remembered of a session that has ended."""
 
-    training_job: str
+    run: Run
     reason: EndReason
+    is_paused: bool
 
 
 class EndedSessions:
@@ -37,16 +46,21 @@ class EndedSessions:
     def __len__(self) -> int:
         return len(self._ended)
 
-    def add(self, session_id: str, *, training_job: str, reason: EndReason) -> None:
+    def add(self, session_id: str, *, run: Run, reason: EndReason, is_paused: bool) -> None:
         """Remembers one more, and forgets the oldest beyond the limit."""
-        self._ended[session_id] = _Ended(training_job, reason)
+        self._ended[session_id] = _Ended(run, reason, is_paused)
         if len(self._ended) > MAX_ENDED_SESSIONS:
             self._ended.popitem(last=False)
 
     def job_of(self, session_id: str) -> str | None:
         """The training job of a session that is remembered."""
         ended = self._ended.get(session_id)
-        return None if ended is None else ended.training_job
+        return None if ended is None else ended.run.training_job
+
+    def is_paused(self, run: Run) -> bool:
+        """Whether an operator has paused a run whose last session ran out of its lease, and has not resumed it."""
+        latest = next((ended for ended in reversed(self._ended.values()) if ended.run == run), None)
+        return latest is not None and latest.is_paused
 
     def reason_of(self, session_id: str) -> EndReason:
         """Why a session has ended; the usual reason where it is no longer remembered."""

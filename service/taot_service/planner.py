@@ -25,7 +25,7 @@ from taot_service.plan_feed import PlanFeed, PlanSubscription
 from taot_service.plan_traces import PlanTraces
 from taot_service.planning_work import FinishedWork, PlanningWork, Purpose, SolvedPlan, SolverFailure
 from taot_service.session import ReportOutcome, Session
-from taot_service.session_book import SessionBook
+from taot_service.session_book import EndDecision, SessionBook
 from taot_service.session_lines import log_end, log_failure, log_opening, log_pause
 from taot_service.solver_pool import SolverPool
 
@@ -116,8 +116,11 @@ class Planner:
             self.was_used = True
             self._idle_since_seconds = None
             self.metrics.groups.open(spec)
+            self.metrics.groups.note_paused(spec, is_paused=session.is_paused)
             self.changes.note_sessions()
             log_opening(session, decision.outcome)
+            if session.is_paused:
+                log_pause(session)
         return session
 
     def find_session(self, session_id: str) -> Session:
@@ -196,14 +199,14 @@ class Planner:
 
     def close_session(self, session_id: str) -> None:
         """Ends a session if it is open."""
-        session = self._book.close(session_id)
-        if session is not None:
-            self._forget(session, EndReason.CLOSED)
+        ended = self._book.close(session_id)
+        if ended is not None:
+            self._forget(ended, EndReason.CLOSED)
 
     def expire_sessions(self) -> None:
         """Ends the sessions whose lease has run out."""
-        for session in self._book.expire(now_seconds=time.monotonic()):
-            self._forget(session, EndReason.EXPIRED)
+        for ended in self._book.expire(now_seconds=time.monotonic()):
+            self._forget(ended, EndReason.EXPIRED)
 
     def begin_drain(self) -> None:
         """Refuses new work and ends all watches; calls in flight go on."""
@@ -268,11 +271,12 @@ class Planner:
         if not self.is_draining:
             self._feeds[work.session_id].publish(plan)
 
-    def _forget(self, session: Session, reason: EndReason) -> None:
+    def _forget(self, ended: EndDecision, reason: EndReason) -> None:
+        session = ended.session
         self._feeds.pop(session.session_id).end(self._book.missing(session.session_id))
         if not self._feeds:
             self._idle_since_seconds = time.monotonic()
-        for work in session.uncounted:
+        for work in ended.uncounted:
             is_report = work.purpose is Purpose.REPORT
             self.metrics.plans.labels("session_ended" if is_report else "improvement_dropped").inc()
         self.metrics.groups.forget(session.spec)

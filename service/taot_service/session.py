@@ -97,8 +97,6 @@ class Session:
         """Reports, calls and improvements that could not be planned."""
         self.failure_places: set[str] = set()
         """Where in the code they failed."""
-        self.uncounted: tuple[PlanningWork, ...] = ()
-        """What its end dropped and nobody else counts: reports that no thread has, and the improvement."""
         self._plans: deque[PublishedPlan] = deque(maxlen=KEPT_PLANS)
         self._waiting: PlanningWork | None = None
         self._in_work: PlanningWork | None = None

@@ -16,7 +16,7 @@ from taot_api.routing_report import RoutingReport
 from taot_api.session_spec import SessionSpec
 from taot_service.admission import check_room, held_bytes
 from taot_service.config import ServiceConfig
-from taot_service.ended_sessions import EndedSessions, EndReason
+from taot_service.ended_sessions import EndedSessions, EndReason, Run
 from taot_service.held_memory import HeldMemory
 from taot_service.planning_work import PlanningWork, Purpose, SolvedPlan
 from taot_service.session import ReportDecision, Session
@@ -38,6 +38,17 @@ class OpenOutcome(Enum):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EndDecision:
+    """The end of a session."""
+
+    session: Session
+    """As it was."""
+
+    uncounted: tuple[PlanningWork, ...]
+    """What was dropped with it and no thread will bring back: reports that wait or have given way, the improvement."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class OpenDecision:
     """The answer to a request to open a session."""
 
@@ -47,7 +58,7 @@ class OpenDecision:
     outcome: OpenOutcome
     """What was done."""
 
-    replaced: Session | None = None
+    replaced: EndDecision | None = None
     """The session that ended for it."""
 
 
@@ -108,8 +119,7 @@ class SessionBook:
         others = [session.spec for session in self.sessions if session is not older]
         freed_bytes = 0 if older is None else held_bytes(older.spec)
         check_room(spec, others, self._limits, self.held, freed_bytes=freed_bytes)
-        if older is not None:
-            self._end(older, EndReason.REPLACED)
+        replaced = None if older is None else self._end(older, EndReason.REPLACED)
         session = Session(
             session_id=session_id,
             spec=spec,
@@ -117,11 +127,12 @@ class SessionBook:
             now_seconds=now_seconds,
             publish_within_seconds=self._publish_within_seconds,
         )
+        session.is_paused = self._ended.is_paused(_run_of(spec))
         self._sessions[session_id] = session
         self.held.take(spec.training_job, held_bytes(spec))
         self._by_group[spec.training_job, spec.group] = session
         outcome = OpenOutcome.CREATED if older is None else OpenOutcome.REPLACED_OLDER
-        return OpenDecision(session=session, outcome=outcome, replaced=older)
+        return OpenDecision(session=session, outcome=outcome, replaced=replaced)
 
     def find(self, session_id: str, *, now_seconds: float) -> Session:
         """The open session of that id, whose lease starts anew.
@@ -162,8 +173,11 @@ class SessionBook:
         self._queue(session)
         return decision
 
-    def take_work(self, *, now_seconds: float = 0.0) -> PlanningWork | None:
-        """The next work of the queue, if any; each session has one report in work at a time."""
+    def take_work(self, *, now_seconds: float) -> PlanningWork | None:
+        """The next work of the queue, if any, which goes back there or is ended there by whoever takes it.
+
+        Each session has one report in work at a time.
+        """
         work = self.queue.take(now_seconds=now_seconds)
         if work is not None and work.purpose is Purpose.REPORT:
             session = self._sessions[work.session_id]
@@ -175,7 +189,6 @@ class SessionBook:
         self, work: PlanningWork, solved: SolvedPlan, *, create_time_seconds: float
     ) -> PublishedPlan | EndReason:
         """Puts the plan of `work` in force, or says why its session is gone. A hurried one is improved afterwards."""
-        self.queue.discard(work)
         session = self._sessions.get(work.session_id)
         if session is None:
             return self._ended.reason_of(work.session_id)
@@ -192,7 +205,6 @@ class SessionBook:
         self, work: PlanningWork, solved: SolvedPlan | None, *, create_time_seconds: float
     ) -> PublishedPlan | None:
         """Puts an improved plan in force where it is better and still of use; None where it is not."""
-        self.queue.discard(work)
         session = self._sessions.get(work.session_id)
         if session is None or not session.end_improvement(work, solved):
             return None
@@ -203,7 +215,6 @@ class SessionBook:
 
     def give_up(self, work: PlanningWork) -> EndReason | None:
         """Notes that `work` has no plan; the plan in force stays. Returns why its session is gone, if it is."""
-        self.queue.discard(work)
         session = self._sessions.get(work.session_id)
         if session is None:
             return self._ended.reason_of(work.session_id)
@@ -226,38 +237,41 @@ class SessionBook:
             create_time_seconds=create_time_seconds,
         )
 
-    def close(self, session_id: str) -> Session | None:
+    def close(self, session_id: str) -> EndDecision | None:
         """Ends a session; None when it is not open, which is no error."""
         session = self._sessions.get(session_id)
-        if session is not None:
-            self._end(session, EndReason.CLOSED)
-        return session
+        return None if session is None else self._end(session, EndReason.CLOSED)
 
-    def expire(self, *, now_seconds: float) -> tuple[Session, ...]:
+    def expire(self, *, now_seconds: float) -> tuple[EndDecision, ...]:
         """Ends the sessions that have neither called nor watched within the lease."""
         silent = tuple(
             session
             for session in self._sessions.values()
             if session.num_watches == 0 and now_seconds - session.seen_seconds > self._lease_seconds
         )
-        for session in silent:
-            self._end(session, EndReason.EXPIRED)
-        return silent
+        return tuple(self._end(session, EndReason.EXPIRED) for session in silent)
 
     def _queue(self, session: Session) -> None:
         if session.has_work and session.waiting is not None and session.waiting not in self.queue:
             self.queue.add(session.waiting)
 
-    def _end(self, session: Session, reason: EndReason) -> None:
+    def _end(self, session: Session, reason: EndReason) -> EndDecision:
         del self._sessions[session.session_id]
         del self._by_group[session.spec.training_job, session.spec.group]
         self.held.take(session.spec.training_job, -held_bytes(session.spec))
         dropped, in_work = session.drop_work(), session.in_work
-        session.uncounted = tuple(work for work in dropped if work is not in_work or work in self.queue)
+        uncounted = tuple(work for work in dropped if work is not in_work or work in self.queue)
         for work in dropped:
             if work in self.queue:
                 self.queue.discard(work)
-        self._ended.add(session.session_id, training_job=session.spec.training_job, reason=reason)
+        # An operator's pause is for a run: one that was out of reach for longer than its lease stays paused.
+        is_paused = session.is_paused and reason is EndReason.EXPIRED
+        self._ended.add(session.session_id, run=_run_of(session.spec), reason=reason, is_paused=is_paused)
+        return EndDecision(session=session, uncounted=uncounted)
+
+
+def _run_of(spec: SessionSpec) -> Run:
+    return Run(spec.training_job, spec.group, spec.incarnation)
 
 
 def _check_same_content(spec: SessionSpec, opened: SessionSpec) -> None:

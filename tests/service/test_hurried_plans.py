@@ -65,7 +65,7 @@ def test_one_slow_layer_does_not_keep_a_session_from_searching_harder_for_good()
     efforts = []
     for step in range(1, 60):
         report_step(book, session, step)
-        work = book.take_work()
+        work = book.take_work(now_seconds=0.0)
         spare = {"spare_seconds": 0.1, "layers_left": 2, "is_contended": False, "layer_seconds": work.layer_seconds}
         efforts.append(choose_effort("balanced", **spare))
         took = replace(slow, balanced=0.0) if efforts[-1] == "fast" else slow
@@ -78,28 +78,28 @@ def hurried_book():
     book = make_book(publish_within_seconds=0.0)
     session = open_session(book).session
     report_step(book, session, 1)
-    work = book.take_work()
+    work = book.take_work(now_seconds=0.0)
     book.install(work, advance(work, pressure=Pressure), create_time_seconds=0.0)
     return book, session
 
 
 def test_a_hurried_plan_is_improved_at_low_priority_and_dropped_for_a_newer_report():
     book, session = hurried_book()
-    improvement = book.take_work()
+    improvement = book.take_work(now_seconds=0.0)
     assert improvement.purpose is Purpose.IMPROVEMENT
     assert not report_step(book, session, 1).outdated, "a repeat changes nothing"
     assert report_step(book, session, 2).outdated is improvement
     result = advance(improvement, pressure=Pressure)
     assert result.is_abandoned
     assert book.end_improvement(improvement, None, create_time_seconds=0.0) is None
-    assert book.take_work().report.step == 2
+    assert book.take_work(now_seconds=0.0).report.step == 2
 
 
 def test_a_better_plan_gets_the_next_version_and_one_that_is_not_changes_nothing():
     for is_improved in (True, False):
         book, session = hurried_book()
         first = session.newest_plan
-        improvement = book.take_work()
+        improvement = book.take_work(now_seconds=0.0)
         result = advance(improvement, pressure=Pressure)
         object.__setattr__(result, "num_improved", int(is_improved))
         plan = book.end_improvement(improvement, result, create_time_seconds=0.0)
@@ -108,7 +108,9 @@ def test_a_better_plan_gets_the_next_version_and_one_that_is_not_changes_nothing
         if plan is not None:
             assert plan.identity.version == first.identity.version + 1
             assert plan.source_step == first.source_step
-        assert book.take_work() is None, "what was searched for as hard as asked is not searched for again"
+        assert book.take_work(now_seconds=0.0) is None, (
+            "what was searched for as hard as asked is not searched for again"
+        )
 
 
 def test_a_session_whose_reports_always_supersede_gets_plans():
@@ -116,7 +118,7 @@ def test_a_session_whose_reports_always_supersede_gets_plans():
     session = open_session(book).session
     for step in range(1, 10, 3):
         report_step(book, session, step)
-        work = book.take_work()
+        work = book.take_work(now_seconds=0.0)
         for later in (1, 2):
             report_step(book, session, step + later)
         assert not work.progress.is_dropped
@@ -135,7 +137,7 @@ def test_work_gives_way_between_layers_and_goes_on_where_it_was(monkeypatch):
     book = make_book()
     session = open_session(book, make_spec(experts_L=(4, 5, 6))).session
     report_step(book, session, 1)
-    work = book.take_work()
+    work = book.take_work(now_seconds=0.0)
     for layers in (1, 2):
         assert advance(work, pressure=lambda: Pressure(has_urgent=True)) is None
         assert len(planned) == layers, "a caller waits for one layer at most"

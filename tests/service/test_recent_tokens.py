@@ -37,7 +37,7 @@ def test_the_newest_reports_before_one_are_remembered_in_any_order_of_arrival(ca
 
 def recent_of(book):
     """Steps whose counts go with the next work, newest first, read from the tokens of its first layer."""
-    work = book.take_work()
+    work = book.take_work(now_seconds=0.0)
     book.install(work, solved(work), create_time_seconds=0.0)
     tokens = {
         step: make_report(work.spec, step=step, num_tokens=4).counts_L[0].sum(axis=0).tolist() for step in range(20)

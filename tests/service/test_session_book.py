@@ -13,7 +13,7 @@ from taot_service.session_book import OpenOutcome
 
 
 def install_next(book):
-    work = book.take_work()
+    work = book.take_work(now_seconds=0.0)
     return book.install(work, solved(work), create_time_seconds=1.75e9)
 
 
@@ -22,7 +22,7 @@ def test_a_newer_incarnation_replaces_the_older_at_once():
     old = open_session(book, make_spec(training_job="j", incarnation=1)).session
     decision = open_session(book, make_spec(training_job="j", incarnation=2))
     assert decision.outcome is OpenOutcome.REPLACED_OLDER
-    assert decision.replaced is old
+    assert decision.replaced.session is old
     assert book.sessions == (decision.session,)
     with pytest.raises(ContractError, match="replaced by a newer incarnation") as caught:
         book.find(old.session_id, now_seconds=0.0)
@@ -81,7 +81,7 @@ def test_a_repeated_report_changes_nothing_and_plans_nothing():
     assert report_step(book, session, 1).outcome is ReportOutcome.PLANNED
     install_next(book)
     assert report_step(book, session, 1).outcome is ReportOutcome.REPEATED
-    assert book.take_work() is None
+    assert book.take_work(now_seconds=0.0) is None
     assert (session.num_reports, session.num_plans) == (1, 1)
 
 
@@ -96,7 +96,7 @@ def test_rehearsals_are_counted_and_never_planned_from():
     book = make_book()
     session = open_session(book).session
     assert report_step(book, session, 1, is_rehearsal=True).outcome is ReportOutcome.REHEARSAL
-    assert book.take_work() is None
+    assert book.take_work(now_seconds=0.0) is None
     assert (session.num_rehearsals, session.num_reports) == (1, 0)
 
 
@@ -123,13 +123,13 @@ def test_the_latest_report_wins_and_one_is_in_work_at_a_time():
     book = make_book()
     session = open_session(book).session
     report_step(book, session, 1)
-    work = book.take_work()
+    work = book.take_work(now_seconds=0.0)
     assert report_step(book, session, 2).superseded is None
     assert report_step(book, session, 3).superseded is not None
-    assert book.take_work() is None, "the session has a plan in work"
+    assert book.take_work(now_seconds=0.0) is None, "the session has a plan in work"
     plan = book.install(work, solved(work), create_time_seconds=0.0)
     assert plan.source_step == 1
-    assert book.take_work().report.step == 3
+    assert book.take_work(now_seconds=0.0).report.step == 3
 
 
 def test_a_report_older_than_the_newest_taken_for_planning_is_not_planned():
@@ -139,7 +139,7 @@ def test_a_report_older_than_the_newest_taken_for_planning_is_not_planned():
     assert report_step(book, session, 4).outcome is ReportOutcome.OUT_OF_DATE
     assert install_next(book).source_step == 5
     assert report_step(book, session, 3).outcome is ReportOutcome.OUT_OF_DATE
-    assert book.take_work() is None
+    assert book.take_work(now_seconds=0.0) is None
 
 
 def test_sessions_take_turns():
@@ -147,12 +147,12 @@ def test_sessions_take_turns():
     busy, quiet = open_session(book).session, open_session(book).session
     report_step(book, busy, 1)
     report_step(book, quiet, 1)
-    work = book.take_work()
+    work = book.take_work(now_seconds=0.0)
     report_step(book, busy, 2)
     assert work.session_id == busy.session_id
     book.install(work, solved(work), create_time_seconds=0.0)
-    assert book.take_work().session_id == quiet.session_id
-    assert book.take_work().session_id == busy.session_id
+    assert book.take_work(now_seconds=0.0).session_id == quiet.session_id
+    assert book.take_work(now_seconds=0.0).session_id == busy.session_id
 
 
 def test_versions_count_over_all_sessions_from_one():
@@ -172,7 +172,7 @@ def test_a_failed_plan_leaves_the_one_in_force_and_the_next_report_is_planned():
     report_step(book, session, 1)
     plan = install_next(book)
     report_step(book, session, 2)
-    book.give_up(book.take_work())
+    book.give_up(book.take_work(now_seconds=0.0))
     assert session.newest_plan is plan
     report_step(book, session, 3)
     assert install_next(book).source_step == 3
@@ -182,7 +182,7 @@ def test_a_plan_of_a_session_that_was_replaced_meanwhile_is_dropped():
     book = make_book()
     session = open_session(book, make_spec(training_job="j", incarnation=1)).session
     report_step(book, session, 1)
-    work = book.take_work()
+    work = book.take_work(now_seconds=0.0)
     newer = open_session(book, make_spec(training_job="j", incarnation=2)).session
     assert book.install(work, solved(work), create_time_seconds=0.0) is EndReason.REPLACED
     assert newer.newest_plan is None
@@ -196,17 +196,17 @@ def test_waiting_work_of_a_session_that_ended_is_not_planned(end):
     if end == "close":
         book.close(session.session_id)
     elif end == "expire":
-        assert book.expire(now_seconds=61.0) == (session,)
+        assert [ended.session for ended in book.expire(now_seconds=61.0)] == [session]
     else:
         open_session(book, make_spec(training_job="j", incarnation=2))
-    assert book.take_work() is None
+    assert book.take_work(now_seconds=0.0) is None
 
 
 def test_a_session_without_layers_is_a_session_that_never_plans():
     book = make_book()
     session = open_session(book, make_spec(experts_L=())).session
     assert report_step(book, session, 1).outcome is ReportOutcome.NO_LAYERS
-    assert book.take_work() is None
+    assert book.take_work(now_seconds=0.0) is None
 
 
 def test_a_session_expires_only_when_its_lease_has_run_out_since_the_last_call():
@@ -216,7 +216,7 @@ def test_a_session_expires_only_when_its_lease_has_run_out_since_the_last_call()
     book.find(session.session_id, now_seconds=160.0)
     report_step(book, session, 1, now=200.0)
     assert book.expire(now_seconds=260.0) == ()
-    assert book.expire(now_seconds=260.1) == (session,)
+    assert [ended.session for ended in book.expire(now_seconds=260.1)] == [session]
     with pytest.raises(ContractError, match="lease ran out: open it again") as caught:
         book.find(session.session_id, now_seconds=261.0)
     assert caught.value.reason is Reason.SESSION_NOT_FOUND
@@ -229,7 +229,7 @@ def test_an_open_watch_keeps_a_session_alive():
     session.num_watches = 1
     assert book.expire(now_seconds=1e6) == ()
     session.num_watches = 0
-    assert book.expire(now_seconds=1e6) == (session,)
+    assert [ended.session for ended in book.expire(now_seconds=1e6)] == [session]
 
 
 def test_an_expired_session_can_be_opened_again_by_the_same_incarnation():
@@ -245,7 +245,7 @@ def test_an_expired_session_can_be_opened_again_by_the_same_incarnation():
 def test_closing_is_idempotent():
     book = make_book()
     session = open_session(book).session
-    assert book.close(session.session_id) is session
+    assert book.close(session.session_id).session is session
     assert book.close(session.session_id) is None
     assert book.close("never opened") is None
     assert book.sessions == ()
@@ -272,12 +272,13 @@ def test_a_session_that_ends_leaves_what_no_thread_will_bring_back_to_be_counted
     book = make_book()
     session = open_session(book).session
     report_step(book, session, 1)
-    work = book.take_work()
+    work = book.take_work(now_seconds=0.0)
     report_step(book, session, 2)
     if gives_way:
         book.queue.add(work)
-    assert book.close(session.session_id) is session
-    assert len(session.uncounted) == num_uncounted
-    assert (work in session.uncounted) == gives_way
-    assert all(each.progress.is_dropped for each in session.uncounted)
+    ended = book.close(session.session_id)
+    assert ended.session is session
+    assert len(ended.uncounted) == num_uncounted
+    assert (work in ended.uncounted) == gives_way
+    assert all(each.progress.is_dropped for each in ended.uncounted)
     assert book.give_up(work) is EndReason.CLOSED

@@ -44,7 +44,7 @@ class BookMachine(RuleBasedStateMachine):
 
     @rule()
     def take(self):
-        work = self.book.take_work()
+        work = self.book.take_work(now_seconds=0.0)
         if work is not None:
             assert work.session_id not in [other.session_id for other in self.in_work]
             assert not work.report.is_rehearsal
@@ -75,7 +75,7 @@ class BookMachine(RuleBasedStateMachine):
     @rule(seconds=st.sampled_from([1.0, 61.0]))
     def wait(self, seconds):
         self.now += seconds
-        expired = self.book.expire(now_seconds=self.now)
+        expired = [ended.session for ended in self.book.expire(now_seconds=self.now)]
         self.open = {group: session for group, session in self.open.items() if session not in expired}
 
     @invariant()

@@ -13,7 +13,7 @@ def test_the_history_is_bounded_and_keeps_the_newest():
     session = open_session(book).session
     for step in range(HISTORY_POINTS + 10):
         report_step(book, session, step)
-        work = book.take_work()
+        work = book.take_work(now_seconds=0.0)
         book.install(work, solved(work), create_time_seconds=0.0)
     for points in (session.history.reports, session.history.plans):
         assert len(points) == HISTORY_POINTS

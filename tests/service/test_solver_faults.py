@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -230,6 +231,7 @@ def test_a_plan_that_is_wrong_or_missing_leaves_the_one_in_force(planner, client
 
 
 def test_a_failure_that_goes_on_is_one_trace_in_the_log_and_many_in_the_metrics(planner, client, monkeypatch, caplog):
+    caplog.set_level(logging.INFO)
     spec = make_spec()
     session_id = client.open(spec)
     before = num_plans(planner, "failed")
