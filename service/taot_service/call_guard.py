@@ -20,16 +20,17 @@ from google.protobuf.message import DecodeError
 from taot_api.contract_error import ContractError, Reason
 from taot_service.admission import CALL_RETRY_SECONDS, check_calls
 from taot_service.refusal import refusal_of
-from taot_service.request_wait import TimedHandlers, note_request
+from taot_service.request_wait import await_request
 from taot_service.wire_check import check_parts
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
 _MAKERS = {
-    (False, False): ("unary_unary", grpc.unary_unary_rpc_method_handler),
-    (False, True): ("unary_stream", grpc.unary_stream_rpc_method_handler),
+    (False, False): ("unary_unary", grpc.stream_unary_rpc_method_handler),
+    (False, True): ("unary_stream", grpc.stream_stream_rpc_method_handler),
     (True, True): ("stream_stream", grpc.stream_stream_rpc_method_handler),
 }
+"""The name of a handler's behaviour, and what a guarded one is registered as: one that waits for its request itself."""
 
 
 MAX_OPEN_STREAMS = 64
@@ -73,7 +74,7 @@ class CallGuard:
             name: self._guarded(handler, self._service.methods_by_name[name].input_type if is_planner else None)
             for name, handler in handlers.items()
         }
-        self._server.add_generic_rpc_handlers((TimedHandlers(grpc.method_handlers_generic_handler(service, guarded)),))
+        self._server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, guarded),))
 
     def _guarded(self, handler: Any, large: Descriptor | None) -> Any:
         """A handler that refuses instead of being called.
@@ -95,26 +96,24 @@ class CallGuard:
         return make(guarded, _tolerant(handler.request_deserializer, large), handler.response_serializer)
 
     def _answering(self, behaviour: Any, *, is_counted: bool) -> Any:
-        async def answer(request: Any, context: Context) -> Any:
-            self.num_calls += is_counted
+        async def answer(requests: AsyncIterator[Any], context: Context) -> Any:
+            del requests
             try:
-                if isinstance(request, ContractError):
-                    raise request
-                if is_counted:
-                    check_calls(self.num_calls, self._max_calls, flag="--max-calls", what="calls in progress")
-                return await behaviour(request, context)
+                request = await _read(context)
+                if not is_counted:
+                    return await behaviour(request, context)
+                with self._counted_call():
+                    return await behaviour(request, context)
             except ContractError as error:
                 await self._refuse(error, context)
-            finally:
-                self.num_calls -= is_counted
 
         return answer
 
     def _streaming(self, behaviour: Any) -> Any:
-        async def stream(request: Any, context: Context) -> AsyncIterator[Any]:
+        async def stream(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:
+            del requests
             try:
-                if isinstance(request, ContractError):
-                    raise request
+                request = await _read(context)
                 async with contextlib.aclosing(behaviour(request, context)) as responses:
                     async for response in responses:
                         yield response
@@ -126,10 +125,10 @@ class CallGuard:
     def _writing(self, behaviour: Any) -> Any:
         """A stream of another service that writes by itself instead of yielding."""
 
-        async def write(request: Any, context: Context) -> None:
+        async def write(requests: AsyncIterator[Any], context: Context) -> None:
+            del requests
             try:
-                if isinstance(request, ContractError):
-                    raise request
+                request = await _read(context)
                 with self._open_stream():
                     await behaviour(request, context)
             except ContractError as error:
@@ -156,6 +155,20 @@ class CallGuard:
         return stream
 
     @contextlib.contextmanager
+    def _counted_call(self) -> Iterator[None]:
+        """Counts a call of the planner API while it is in progress.
+
+        Raises:
+            ContractError: OVERLOADED.
+        """
+        self.num_calls += 1
+        try:
+            check_calls(self.num_calls, self._max_calls, flag="--max-calls", what="calls in progress")
+            yield
+        finally:
+            self.num_calls -= 1
+
+    @contextlib.contextmanager
     def _open_stream(self) -> Iterator[None]:
         """Counts a stream of another service while it is open.
 
@@ -180,11 +193,22 @@ class CallGuard:
         await context.abort(*refusal_of(error))
 
 
+async def _read(context: Context) -> Any:
+    """The one request of a call.
+
+    Raises:
+        ContractError: when it does not come, or its bytes are no message.
+    """
+    request = await await_request(context)
+    if isinstance(request, ContractError):
+        raise request
+    return request
+
+
 def _tolerant(deserialize: Callable[[bytes], Any], large: Descriptor | None) -> Callable[[bytes], Any]:
     """Hands on what is wrong with the bytes: an error here would be answered UNKNOWN, with a trace in the log."""
 
     def read(data: bytes) -> Any:
-        note_request()
         try:
             if large is not None:
                 check_parts(data, large)

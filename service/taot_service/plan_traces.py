@@ -114,9 +114,9 @@ class _CallSpans(grpc.aio.ServerInterceptor):
         method = str(details.method).rsplit("/", 1)[-1]
         if handler is None or method not in _TRACED:
             return handler
-        answer = handler.unary_unary
+        answer = handler.stream_unary  # which reads its one request itself, see call_guard.py
 
-        async def traced(request: Any, context: Any) -> Any:
+        async def traced(requests: Any, context: Any) -> Any:
             from opentelemetry.trace import SpanKind, StatusCode  # noqa: PLC0415
 
             parent = from_metadata(context.invocation_metadata() or ())
@@ -125,12 +125,12 @@ class _CallSpans(grpc.aio.ServerInterceptor):
                 f"taot {method}", parent, kind=SpanKind.SERVER, record_exception=False, set_status_on_exception=False
             ) as span:
                 try:
-                    return await answer(request, context)
+                    return await answer(requests, context)
                 except BaseException:
                     span.set_status(StatusCode.ERROR, str(context.details() or "") or None)
                     raise
 
-        return grpc.unary_unary_rpc_method_handler(
+        return grpc.stream_unary_rpc_method_handler(
             traced,
             request_deserializer=handler.request_deserializer,
             response_serializer=handler.response_serializer,

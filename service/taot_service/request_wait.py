@@ -1,40 +1,55 @@
-"""Ends calls that are opened and whose request does not come: they would take the room of others for good.
+"""Waits for the request of a call, but not for good: calls that send nothing would take the room of others.
 
-gRPC bounds connections that say nothing, but no calls. Every call looks for its handler in the task that then waits for
-the request and handles it: a clock is set there, and stopped when the first bytes of a request are handed on.
+gRPC bounds connections that say nothing, but no calls, and of a call with one request it hands over nothing before that
+has come. So handlers of such calls are registered as if they took a stream, and read its first message.
 """
 
 from __future__ import annotations
 
 import asyncio
-from contextvars import ContextVar
 from typing import Any
 
-import grpc
+import grpc.aio
+
+from taot_api.contract_error import ContractError, Reason
 
 REQUEST_SECONDS = 10.0
-"""How long the first request of a call may take to arrive: as long as one over HTTP."""
-
-_CLOCK: ContextVar[asyncio.TimerHandle | None] = ContextVar("taot_request_clock", default=None)
+"""How long the request of a call may take to arrive: as long as one over HTTP."""
 
 
-class TimedHandlers(grpc.GenericRpcHandler):
-    """Handlers whose calls end by themselves unless `note_request` is called in time."""
+async def await_request(context: grpc.aio.ServicerContext[Any, Any]) -> Any:
+    """The first message of a call whose handler takes a stream.
 
-    def __init__(self, handlers: grpc.GenericRpcHandler) -> None:
-        self._handlers = handlers
+    Raises:
+        ContractError: DEADLINE_EXCEEDED when it does not come in time, INVALID_MESSAGE when the call ends without any.
+    """
+    clock = _Clock()
+    try:
+        request = await context.read()
+    except asyncio.CancelledError:
+        if not clock.has_rung:  # the caller has gone
+            raise
+        message = f"the request of the call has not arrived within {REQUEST_SECONDS:g} s"
+        raise ContractError(Reason.DEADLINE_EXCEEDED, message) from None
+    finally:
+        clock.stop()
+    if request is grpc.aio.EOF:
+        raise ContractError(Reason.INVALID_MESSAGE, "the call has ended without a request")
+    return request
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler[Any, Any] | None:
-        """Called by gRPC in the task of each call; cancelling that task ends the call."""
-        handler = self._handlers.service(handler_call_details)
-        task = asyncio.current_task()
-        if handler is not None and task is not None:
-            _CLOCK.set(asyncio.get_running_loop().call_later(REQUEST_SECONDS, task.cancel))
-        return handler
 
+class _Clock:
+    """Interrupts the task at hand, at less cost than a task of its own for what is waited for."""
 
-def note_request() -> None:
-    """Stops the clock of the call at hand, whose request has arrived."""
-    clock = _CLOCK.get()
-    if clock is not None:
-        clock.cancel()
+    def __init__(self) -> None:
+        self.has_rung = False
+        self._task = asyncio.current_task()
+        self._timer = asyncio.get_running_loop().call_later(REQUEST_SECONDS, self._ring)
+
+    def stop(self) -> None:
+        self._timer.cancel()
+
+    def _ring(self) -> None:
+        self.has_rung = True
+        if self._task is not None:
+            self._task.cancel()
