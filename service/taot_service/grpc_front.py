@@ -107,7 +107,7 @@ def _channel_options(config: ServiceConfig) -> list[tuple[str, int]]:
         # A connection that never becomes one, and one that has gone quiet: both leave room for others.
         ("grpc.server_handshake_timeout_ms", 10_000),
         ("grpc.max_connection_idle_ms", 600_000),
-        # Several connections at least are needed to take all room, and calls that wait for more go by another one.
+        # No single connection can take all room.
         ("grpc.max_concurrent_streams", MAX_CONNECTION_CALLS),
         # Two planners must not share a port unnoticed.
         ("grpc.so_reuseport", 0),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import socket
 
 import httpx
 import pytest
@@ -78,6 +79,10 @@ def test_a_pause_holds_while_the_planner_is_away_and_ends_with_its_next_life():
             assert reports_until(lambda: link.is_paused)
             planner.kill()
         assert reports_until(lambda: not link.is_connected)
+        with socket.create_server(("127.0.0.1", port)) as nobody:
+            nobody.settimeout(40)
+            for _ in range(3):  # it looks for the planner
+                nobody.accept()[0].close()
         assert link.is_paused, "nobody has resumed it"
         with planner_process(grpc_port=port) as planner:
             assert reports_until(lambda: not link.is_paused)

@@ -65,16 +65,20 @@ def test_a_call_without_a_request_ends_and_a_watch_with_one_goes_on(method, monk
 
 
 def test_calls_without_a_request_that_take_all_room_leave_it_again(monkeypatch):
-    monkeypatch.setattr(taot_service.request_wait, "REQUEST_SECONDS", 2.0)
+    monkeypatch.setattr(taot_service.request_wait, "REQUEST_SECONDS", 5.0)
     room = _max_concurrent_rpcs(SMALL)
     assert ROOM_FOR_HEALTH < room < 2 * MAX_CONNECTION_CALLS
     with (
         running_planner(SMALL) as planner,
-        silent_calls(planner.address, PLANNER + "ReportRouting", room // 2 + 1),
-        silent_calls(planner.address, PLANNER + "GetPlan", room // 2 + 1),
+        silent_calls(planner.address, PLANNER + "ReportRouting", room // 2 + 1) as reports,
+        silent_calls(planner.address, PLANNER + "GetPlan", room // 2 + 1) as questions,
     ):
-        assert eventually(lambda: not is_well(planner.address), seconds=CALL_SECONDS), "they never took the room"
+        calls = reports + questions
+        assert eventually(lambda: any(call.done() for call in calls), seconds=CALL_SECONDS)
+        codes = {call.code() for call in calls if call.done()}
+        assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}, "they never took the room"
         assert eventually(lambda: is_well(planner.address), seconds=CALL_SECONDS), "they never leave it"
+        assert eventually(lambda: all(call.done() for call in calls), seconds=CALL_SECONDS)
 
 
 def test_one_connection_cannot_take_all_room():
