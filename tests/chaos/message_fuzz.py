@@ -18,6 +18,7 @@ from routing_samples import make_report, make_spec
 from taot_api import MeasuredRates, RankTelemetry, SessionSpec
 from taot_api.codec import encode_report, encode_session_spec
 from taot_api.v1 import planner_pb2 as pb
+from taot_planning import PlanningOptions
 
 SERVICE = "/taot_api.v1.PlannerService/"
 METHODS = ("OpenSession", "ReportRouting", "PlanNow", "WatchPlans", "GetPlan", "CloseSession")
@@ -136,7 +137,8 @@ def plans_of_a_quiet_job(
 
     It goes on until it is done and has made `num_steps` steps; steps repeat their counts after `num_steps`.
     """
-    spec = make_spec(training_job=training_job, experts_L=(16, 24), num_ranks=8, recent_reports=0)
+    options = PlanningOptions(effort="fast")  # with others the planner chooses how hard it searches by what waits
+    spec = make_spec(training_job=training_job, experts_L=(16, 24), num_ranks=8, recent_reports=0, options=options)
     session_id = client.open(spec)
     plans: list[list] = []
     while len(plans) < num_steps or not is_done():
