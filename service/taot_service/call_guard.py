@@ -7,6 +7,7 @@ stay open as long as their callers like: a bound of their own keeps them from ta
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import inspect
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
@@ -190,7 +191,11 @@ class CallGuard:
 
     async def _refuse(self, error: ContractError, context: Context) -> None:
         self._on_refusal(error.reason)
-        await context.abort(*refusal_of(error))
+        try:
+            await context.abort(*refusal_of(error))
+        except grpc.aio.InternalError:
+            # The caller has gone and gRPC has not noticed yet: it would log a trace.
+            raise asyncio.CancelledError from None
 
 
 async def _read(context: Context) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import threading
 from collections.abc import Iterator
@@ -15,6 +16,9 @@ from routing_samples import make_report, make_spec
 from running_planner import running_planner
 
 import taot_service.request_wait
+from taot_api import ContractError, Reason
+from taot_api.v1 import planner_pb2 as pb
+from taot_service.call_guard import CallGuard
 from taot_service.config import ServiceConfig
 from taot_service.grpc_front import MAX_CONNECTION_CALLS, ROOM_FOR_HEALTH, _max_concurrent_rpcs
 
@@ -79,6 +83,21 @@ def test_calls_without_a_request_that_take_all_room_leave_it_again(monkeypatch):
         assert codes == {grpc.StatusCode.RESOURCE_EXHAUSTED}, "they never took the room"
         assert eventually(lambda: is_well(planner.address), seconds=CALL_SECONDS), "they never leave it"
         assert eventually(lambda: all(call.done() for call in calls), seconds=CALL_SECONDS)
+
+
+def test_a_refusal_that_nobody_is_there_for_any_more_is_no_error():
+    class Gone:
+        async def read(self):
+            return ContractError(Reason.INVALID_MESSAGE, "no message")
+
+        async def abort(self, *arguments):
+            raise grpc.aio.InternalError("the call has ended")
+
+    guard = CallGuard(
+        None, pb.DESCRIPTOR.services_by_name["PlannerService"], max_calls=1, on_refusal=lambda reason: None
+    )
+    with pytest.raises(asyncio.CancelledError):  # which gRPC takes for the end of a call
+        asyncio.run(guard._answering(None, is_counted=True)(None, Gone()))
 
 
 def test_one_connection_cannot_take_all_room():
