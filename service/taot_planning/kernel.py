@@ -25,13 +25,26 @@ def kernel(function: _Function) -> _Function:
     A compiled kernel holds what it calls, also of other files, while numba's disk cache looks at the kernel's own file
     alone. So what is on disk is marked with all that the file imports, and not used after any of it has changed.
     """
+    return _compile(function)
+
+
+def _compile(function: _Function, **flags: bool) -> _Function:
     try:
-        compiled = numba.njit(cache=True, nogil=True)(function)
+        compiled = numba.njit(cache=True, nogil=True, **flags)(function)
         if compiled is not function:  # as it is where NUMBA_DISABLE_JIT is set
             _mark(compiled, imported_digest(function.__module__))
     except (RuntimeError, AttributeError):  # no place for a cache, or numba has another one than `_mark` knows
-        compiled = numba.njit(nogil=True)(function)
+        compiled = numba.njit(nogil=True, **flags)(function)
     return cast(_Function, compiled)
+
+
+def inner_kernel(function: _Function) -> _Function:
+    """Compiles what only kernels call and what makes no arrays, so that it does not count references to arrays.
+
+    A kernel counts each array it is given in and out, atomically: for a state of twenty arrays that takes longer than
+    a short loop over one of them. Whoever calls holds them anyway. What would have to make an array does not compile.
+    """
+    return _compile(function, _nrt=False)
 
 
 def _mark(compiled: Any, digest: str) -> None:

@@ -7,25 +7,27 @@ Axis letters: as in `scenario_state`.
 
 from __future__ import annotations
 
-from taot_planning.algorithms.scenario_flow import level, link
+from taot_planning.algorithms.scenario_flow import fill_guest, link
 from taot_planning.algorithms.scenario_state import ScenarioState
-from taot_planning.kernel import kernel
+from taot_planning.kernel import inner_kernel
 
 
-@kernel
+@inner_kernel
 def draw(state: ScenarioState, bound: int) -> int:
     """The next number of a fixed pseudo-random sequence, 0 to bound - 1; a linear congruential generator."""
     state.total[1] = (state.total[1] * 1103515245 + 12345) & 0x7FFFFFFF
     return int((state.total[1] >> 7) % bound)
 
 
-@kernel
+@inner_kernel
 def _measure_rooms(state: ScenarioState) -> None:
     """Notes per scenario what could leave ranks above their caps and where there is room for a guest to take it.
 
     What can be reached from those ranks is full: a copy elsewhere is a way out for all tokens there. `bound_E` is what
     a guest of each expert takes off them at most, wherever it is, `bound_R` what one on each rank does, whatever it is.
     """
+    num_places = state.rank_C.size - state.home_H.size
+    num_slots = num_places // state.free_R.size
     state.movable_JE[:] = 0
     state.bound_E[:] = 0
     state.bound_R[:] = 0
@@ -40,17 +42,22 @@ def _measure_rooms(state: ScenarioState) -> None:
             state.room_JR[scenario, rank] = room
             state.bound_R[rank] += room
             most_room = max(most_room, room)
-        for copy in range(state.rank_C.size):
-            tokens = state.tokens_JC[scenario, copy]
-            if tokens > 0 and state.reached_JR[scenario, state.rank_C[copy]]:
-                state.movable_JE[scenario, state.expert_C[copy]] += tokens
+        for rank in range(state.free_R.size):
+            if not state.reached_JR[scenario, rank]:
+                continue
+            for place in range(rank * num_slots, (rank + 1) * num_slots):
+                if state.expert_C[place] >= 0:
+                    state.movable_JE[scenario, state.expert_C[place]] += state.tokens_JC[scenario, place]
+            for index in range(state.first_R[rank], state.first_R[rank + 1]):
+                home = state.home_H[index]
+                state.movable_JE[scenario, home - num_places] += state.tokens_JC[scenario, home]
         for expert in range(state.bound_E.size):
             movable = min(state.movable_JE[scenario, expert], excess)
             state.movable_JE[scenario, expert] = movable
             state.bound_E[expert] += min(movable, most_room)
 
 
-@kernel
+@inner_kernel
 def _measure_gain(expert: int, rank: int, state: ScenarioState) -> int:
     """Adds up what a guest could take off ranks above their caps: path by path an upper bound."""
     gain = 0
@@ -61,7 +68,7 @@ def _measure_gain(expert: int, rank: int, state: ScenarioState) -> int:
     return gain
 
 
-@kernel
+@inner_kernel
 def _choose_guest(blinks: int, state: ScenarioState) -> tuple[int, int]:
     """Chooses the guest that gains most for its cost, overlooking some, as expert and place; -1: nothing gains."""
     num_places = state.rank_C.size - state.home_H.size
@@ -86,7 +93,7 @@ def _choose_guest(blinks: int, state: ScenarioState) -> tuple[int, int]:
     return chosen, place
 
 
-@kernel
+@inner_kernel
 def complete(blinks: int, state: ScenarioState) -> int:
     """Adds guests until every scenario holds or nothing helps. Returns the tokens that stay above the caps."""
     while True:
@@ -101,4 +108,4 @@ def complete(blinks: int, state: ScenarioState) -> int:
         for scenario in range(state.excess_J.size):
             # Without tokens to take, or where its rank could be reached before, the guest opens no new path.
             if state.movable_JE[scenario, expert] > 0 and not state.reached_JR[scenario, state.rank_C[place]]:
-                level(scenario, state)
+                fill_guest(scenario, place, state)

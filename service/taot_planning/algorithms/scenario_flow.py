@@ -8,10 +8,10 @@ Axis letters: as in `scenario_state`.
 from __future__ import annotations
 
 from taot_planning.algorithms.scenario_state import ScenarioState
-from taot_planning.kernel import kernel
+from taot_planning.kernel import inner_kernel
 
 
-@kernel
+@inner_kernel
 def _find_room(scenario: int, state: ScenarioState) -> int:
     """Searches breadth-first for the nearest rank below its cap that tokens of ranks above theirs can reach.
 
@@ -54,7 +54,7 @@ def _find_room(scenario: int, state: ScenarioState) -> int:
     return -1
 
 
-@kernel
+@inner_kernel
 def _push(scenario: int, sink: int, state: ScenarioState) -> None:
     """Moves as many tokens as fit along the path that `_find_room` left."""
     amount = state.cap_R[sink] - state.load_JR[scenario, sink]
@@ -72,7 +72,7 @@ def _push(scenario: int, sink: int, state: ScenarioState) -> None:
     state.load_JR[scenario, sink] += amount
 
 
-@kernel
+@inner_kernel
 def level(scenario: int, state: ScenarioState) -> int:
     """Brings every rank down to its cap where there is a way. Returns the tokens that stay above."""
     sink = _find_room(scenario, state)
@@ -86,7 +86,36 @@ def level(scenario: int, state: ScenarioState) -> int:
     return excess
 
 
-@kernel
+@inner_kernel
+def fill_guest(scenario: int, place: int, state: ScenarioState) -> None:
+    """Does what `level` does after a guest has come to `place`, where there was no way before.
+
+    All new ways lead through the guest. The shortest come straight from copies on ranks above their caps, and need no
+    search; what is left is for `level`.
+    """
+    rank = state.rank_C[place]
+    room = state.cap_R[rank] - state.load_JR[scenario, rank]
+    while room > 0:
+        giver = -1
+        copy = state.rank_C.size - state.home_H.size + state.expert_C[place]
+        while copy >= 0:
+            is_source = state.tokens_JC[scenario, copy] > 0 and copy != place
+            if is_source and state.load_JR[scenario, state.rank_C[copy]] > state.cap_R[state.rank_C[copy]]:
+                giver = copy if giver < 0 or state.rank_C[copy] < state.rank_C[giver] else giver
+            copy = state.next_C[copy]
+        if giver < 0:
+            break
+        full = state.rank_C[giver]
+        amount = min(room, state.tokens_JC[scenario, giver], state.load_JR[scenario, full] - state.cap_R[full])
+        state.tokens_JC[scenario, giver] -= amount
+        state.tokens_JC[scenario, place] += amount
+        state.load_JR[scenario, full] -= amount
+        state.load_JR[scenario, rank] += amount
+        room -= amount
+    level(scenario, state)
+
+
+@inner_kernel
 def link(place: int, expert: int, state: ScenarioState) -> None:
     """Puts a guest, as yet without tokens, into an empty place."""
     home = state.rank_C.size - state.home_H.size + expert
@@ -97,7 +126,7 @@ def link(place: int, expert: int, state: ScenarioState) -> None:
     state.total[0] += state.cost_RR[state.rank_C[home], state.rank_C[place]]
 
 
-@kernel
+@inner_kernel
 def unlink(place: int, state: ScenarioState) -> int:
     """Takes a guest out of its place, where its tokens stay for now. Returns the copy at home."""
     home = state.rank_C.size - state.home_H.size + state.expert_C[place]
@@ -111,7 +140,7 @@ def unlink(place: int, state: ScenarioState) -> int:
     return int(home)
 
 
-@kernel
+@inner_kernel
 def send_home(scenario: int, place: int, home: int, state: ScenarioState) -> None:
     """Gives the tokens of a guest that was taken out to the copy at home."""
     amount = state.tokens_JC[scenario, place]

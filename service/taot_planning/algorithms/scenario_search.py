@@ -16,10 +16,10 @@ from __future__ import annotations
 import numpy as np
 
 from taot_planning.algorithms.scenario_completion import complete, draw
-from taot_planning.algorithms.scenario_flow import level, link, send_home, unlink
+from taot_planning.algorithms.scenario_flow import fill_guest, level, link, send_home, unlink
 from taot_planning.algorithms.scenario_state import ScenarioState, start_scenarios
 from taot_planning.arrays import IntArray
-from taot_planning.kernel import kernel
+from taot_planning.kernel import inner_kernel, kernel
 
 MAX_TAKEN_OUT = 4
 """Guests that are taken out at a time, at most."""
@@ -28,7 +28,7 @@ BLINKS = 128
 """Of 1024 better candidates so many are overlooked by chance when a placement is completed anew."""
 
 
-@kernel
+@inner_kernel
 def _drop(place: int, order_J: IntArray, state: ScenarioState) -> None:
     """Takes a guest out for good unless a scenario gets worse by it; that one moves to the front of `order_J`."""
     expert, home = state.expert_C[place], unlink(place, state)
@@ -39,7 +39,7 @@ def _drop(place: int, order_J: IntArray, state: ScenarioState) -> None:
         send_home(scenario, place, home, state)
         if level(scenario, state) > before:
             link(place, expert, state)
-            level(scenario, state)
+            fill_guest(scenario, place, state)
             for later in range(index, 0, -1):
                 order_J[later] = order_J[later - 1]
             order_J[0] = scenario
@@ -60,7 +60,7 @@ def _drop_unneeded(order_J: IntArray, state: ScenarioState) -> None:
             _drop(place, order_J, state)
 
 
-@kernel
+@inner_kernel
 def _take_out(state: ScenarioState) -> None:
     """Takes out some guests at random: of a rank drawn, and of experts at home there."""
     num_places = state.rank_C.size - state.home_H.size
