@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.copies import END, EXPERT, FIRST, NEXT, RANK, SLOT
-from taot_planning.kernel import kernel
+from taot_planning.kernel import inner_kernel, kernel
 
 NO_CAPS = read_only(np.empty(0, dtype=np.int64))
 """Ranks may have any number of tokens."""
@@ -87,7 +87,7 @@ def _start_search(copies_CF: IntArray, speeds_R: IntArray, caps_R: IntArray) -> 
     )
 
 
-@kernel
+@inner_kernel
 def _send_home(tokens_E: IntArray, home_E: IntArray, copies_CF: IntArray, search: _Search) -> None:
     """Puts every token at its home."""
     search.load_R[:] = 0
@@ -97,7 +97,7 @@ def _send_home(tokens_E: IntArray, home_E: IntArray, copies_CF: IntArray, search
         search.tokens_C[copy] = tokens_E[copies_CF[copy, EXPERT]] if copies_CF[copy, SLOT] < 0 else 0
 
 
-@kernel
+@inner_kernel
 def _find_sink(hot: int, search: _Search, copies_CF: IntArray) -> tuple[int, int]:
     """Searches breadth-first for the nearest rank below its limit, remembering how each rank was reached.
 
@@ -134,7 +134,7 @@ def _find_sink(hot: int, search: _Search, copies_CF: IntArray) -> tuple[int, int
     return -1, tail
 
 
-@kernel
+@inner_kernel
 def _push(hot: int, sink: int, search: _Search, copies_CF: IntArray) -> None:
     """Moves as many tokens as fit along the path that `_find_sink` left."""
     amount = min(search.load_R[hot] - search.limit_R[hot], search.limit_R[sink] - search.load_R[sink])
@@ -151,7 +151,7 @@ def _push(hot: int, sink: int, search: _Search, copies_CF: IntArray) -> None:
     search.load_R[sink] += amount
 
 
-@kernel
+@inner_kernel
 def _relieve(hot: int, search: _Search, copies_CF: IntArray) -> int:
     """Brings a rank down to its limit if there is a way.
 
@@ -167,7 +167,7 @@ def _relieve(hot: int, search: _Search, copies_CF: IntArray) -> int:
     return 0
 
 
-@kernel
+@inner_kernel
 def _capacity(pace: int, speed: int, fastest: int) -> int:
     """The same as `capacity.capacities_at`, for one rank without a cap."""
     return pace // fastest * speed - (-(pace % fastest) * speed // fastest)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from taot_planning.arrays import IntArray, read_only
-from taot_planning.kernel import kernel
+from taot_planning.kernel import inner_kernel, kernel
 from taot_planning.layer_problem import LayerProblem
 
 
@@ -69,7 +69,7 @@ def _list(
     return moves_G3[:count], total
 
 
-@kernel
+@inner_kernel
 def _relay(moves_G3: IntArray, cost_RR: IntArray, resident_RK: IntArray) -> None:
     """Orders the moves so that the cheapest comes next, and lets it come from the cheapest rank that has the expert."""
     for move in range(moves_G3.shape[0]):
@@ -91,7 +91,7 @@ def _relay(moves_G3: IntArray, cost_RR: IntArray, resident_RK: IntArray) -> None
                 _offer(moves_G3, move, moves_G3[done, 2], cost_RR)
 
 
-@kernel
+@inner_kernel
 def _offer(moves_G3: IntArray, move: int, source: int, cost_RR: IntArray) -> None:
     """Lets the move come from `source` if that is cheaper."""
     rank = moves_G3[move, 2]

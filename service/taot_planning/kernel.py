@@ -29,12 +29,13 @@ def kernel(function: _Function) -> _Function:
 
 
 def _compile(function: _Function, **flags: bool) -> _Function:
+    njit: Any = numba.njit  # its types leave out a flag that numba has for itself
     try:
-        compiled = numba.njit(cache=True, nogil=True, **flags)(function)
+        compiled = njit(cache=True, nogil=True, **flags)(function)
         if compiled is not function:  # as it is where NUMBA_DISABLE_JIT is set
             _mark(compiled, imported_digest(function.__module__))
     except (RuntimeError, AttributeError):  # no place for a cache, or numba has another one than `_mark` knows
-        compiled = numba.njit(nogil=True, **flags)(function)
+        compiled = njit(nogil=True, **flags)(function)
     return cast(_Function, compiled)
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from taot_planning.arrays import IntArray
 from taot_planning.copies import END, EXPERT, FIRST, GROUP, NEXT, RANK, SLOT
-from taot_planning.kernel import kernel
+from taot_planning.kernel import inner_kernel, kernel
 
 _FAR = 2**31
 """Farther than any rank: paths cost at most one crossing per rank."""
@@ -114,7 +114,7 @@ def _start_flow(supply_G: IntArray, tokens_C: IntArray, copies_CF: IntArray, num
     )
 
 
-@kernel
+@inner_kernel
 def _add(copy: int, amount: int, flow: _Flow, copies_CF: IntArray) -> None:
     """Gives tokens to a copy, or takes them away."""
     flow.tokens_C[copy] += amount
@@ -122,7 +122,7 @@ def _add(copy: int, amount: int, flow: _Flow, copies_CF: IntArray) -> None:
     flow.excess_R[copies_CF[copy, RANK]] += amount
 
 
-@kernel
+@inner_kernel
 def _go_local(first: int, beyond_C: IntArray, flow: _Flow, copies_CF: IntArray) -> None:
     """Moves the tokens of one expert into the nodes they come from, as few as possible from copy to copy."""
     end = copies_CF[first, END]
@@ -145,7 +145,7 @@ def _go_local(first: int, beyond_C: IntArray, flow: _Flow, copies_CF: IntArray) 
         loose -= amount
 
 
-@kernel
+@inner_kernel
 def _measure_once(flow: _Flow, copies_CF: IntArray) -> bool:
     """Shortens distances by paths over one more expert, and says whether any became shorter."""
     any_shorter = False
@@ -169,7 +169,7 @@ def _measure_once(flow: _Flow, copies_CF: IntArray) -> bool:
     return any_shorter
 
 
-@kernel
+@inner_kernel
 def _cost(giver: int, taker: int, flow: _Flow, copies_CF: IntArray) -> int:
     """Crossings that a token adds when it moves from one copy of an expert to another: -1, 0 or 1."""
     left, entered = copies_CF[giver, GROUP], copies_CF[taker, GROUP]
@@ -183,7 +183,7 @@ def _cost(giver: int, taker: int, flow: _Flow, copies_CF: IntArray) -> int:
     return cost
 
 
-@kernel
+@inner_kernel
 def _room(giver: int, taker: int, flow: _Flow, copies_CF: IntArray) -> int:
     """Tokens that can move from one copy of an expert to another until the cost changes."""
     left, entered = copies_CF[giver, GROUP], copies_CF[taker, GROUP]
@@ -195,7 +195,7 @@ def _room(giver: int, taker: int, flow: _Flow, copies_CF: IntArray) -> int:
     return int(room)
 
 
-@kernel
+@inner_kernel
 def _find_taker(start: int, flow: _Flow, copies_CF: IntArray) -> int:
     """Searches the cheapest paths for one over the fewest ranks, remembering how each rank was reached.
 
@@ -233,7 +233,7 @@ def _find_taker(start: int, flow: _Flow, copies_CF: IntArray) -> int:
     return -1
 
 
-@kernel
+@inner_kernel
 def _push(start: int, end: int, flow: _Flow, copies_CF: IntArray) -> None:
     """Moves as many tokens as the path that `_find_taker` left can take at its cost."""
     amount = min(flow.excess_R[start], -flow.excess_R[end])
@@ -248,7 +248,7 @@ def _push(start: int, end: int, flow: _Flow, copies_CF: IntArray) -> None:
         rank = copies_CF[flow.giver_R[rank], RANK]
 
 
-@kernel
+@inner_kernel
 def _settle(flow: _Flow, copies_CF: IntArray) -> None:
     """Moves what ranks have too much to those that have too little."""
     any_left = True

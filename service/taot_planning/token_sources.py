@@ -11,7 +11,7 @@ import numpy as np
 
 from taot_planning.arrays import IntArray
 from taot_planning.copies import END, EXPERT, RANK, SLOT, list_copies
-from taot_planning.kernel import kernel
+from taot_planning.kernel import inner_kernel, kernel
 from taot_planning.layer_problem import LayerProblem
 
 
@@ -45,7 +45,7 @@ def _chain_nodes(nodes_R: IntArray) -> tuple[IntArray, IntArray]:
     return first_R, next_R
 
 
-@kernel
+@inner_kernel
 def _serve(source: int, copy: int, copies_CF: IntArray, served: _Served) -> None:
     """Gives a copy as many tokens of a source as there are and as it still takes."""
     amount = min(served.supply_S[source], served.left_C[copy])
@@ -55,7 +55,7 @@ def _serve(source: int, copy: int, copies_CF: IntArray, served: _Served) -> None
         served.quota_SRK[source, copies_CF[copy, RANK], copies_CF[copy, SLOT]] += amount
 
 
-@kernel
+@inner_kernel
 def _serve_copies(first: int, chains: tuple[IntArray, IntArray], copies_CF: IntArray, served: _Served) -> None:
     """Serves the copies of one expert, see `split_sources`: own rank, then own node, then the others."""
     first_R, next_R = chains

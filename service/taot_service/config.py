@@ -56,8 +56,9 @@ class ServiceConfig:
     """Names, with commas between them, that browsers may call the HTTP port by, besides addresses and names that exist
     in private networks only. With tokens every name will do."""
 
-    solver_threads: Count = 1
-    """Threads that plan; their kernels release the GIL."""
+    solver_threads: Count = 2
+    """Threads that plan, each a layer at a time: of several reports, or of one where no other waits. Their kernels
+    release the GIL."""
 
     publish_within: SecondsFromZero = 0.1
     """Seconds from a report to its plan. Where the effort `balanced` takes longer, or others wait, layers are planned

@@ -13,6 +13,8 @@ from taot_planning.explanation import Gate
 from taot_planning.options import Effort
 from taot_service.effort_choice import EffortSeconds
 from taot_service.layer_account import LayerAccount
+from taot_service.layer_solution import LayerSolution
+from taot_service.progress import Progress
 
 
 class Purpose(Enum):
@@ -26,20 +28,6 @@ class Purpose(Enum):
 
     IMPROVEMENT = "improvement"
     """To be put in force in place of one that was made in a hurry, if it is better."""
-
-
-class Progress:
-    """How far a piece of work has come: touched by the thread that plans it, and by nobody else meanwhile."""
-
-    def __init__(self) -> None:
-        self.layers: list[LayerSolution] = []
-        """What has been planned, in the order of the work's layers."""
-        self.layer_seconds = EffortSeconds()
-        """What its layers took."""
-        self.started_seconds: float | None = None
-        """When a thread first took it up, on the clock of the sessions."""
-        self.is_dropped = False
-        """Set, from any thread and for good, once nobody wants the plan any more."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -80,42 +68,16 @@ class PlanningWork:
     improves: SolvedPlan | None = None
     """The plan in force that an improvement begins with."""
 
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress = field(init=False)
     """How far it has come."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "progress", Progress(num_layers=len(self.layers)))
 
     @property
     def path(self) -> tuple[str, str, str]:
         """Whose solver time it uses: training job, session, purpose."""
         return (self.spec.training_job, self.session_id, self.purpose.value)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LayerSolution:
-    """The checked plan of one layer."""
-
-    guests_RK: IntArray
-    """Expert in each guest slot, -1 where empty. Shape: [ranks, slots]."""
-
-    quota_SRK: IntArray | None
-    """Tokens of each source rank for each guest slot, or None. Shape: [source ranks, ranks, slots]."""
-
-    stats: PublishedStats
-    """What the plan is expected to achieve."""
-
-    gates: tuple[Gate, ...]
-    """Rules that changed it."""
-
-    intra_guests: int
-    """Guests whose home is in the same node."""
-
-    inter_guests: int
-    """Guests whose home is in another node."""
-
-    effort: Effort
-    """How hard it was searched for."""
-
-    account: LayerAccount | None
-    """What people may ask about it, or None."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

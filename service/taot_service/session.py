@@ -20,7 +20,7 @@ from taot_api.session_spec import SessionSpec
 from taot_planning.arrays import IntArray
 from taot_service.admission import KEPT_PLANS
 from taot_service.effort_choice import EffortSeconds
-from taot_service.planning_work import PlanningWork, Progress, Purpose, SolvedPlan
+from taot_service.planning_work import PlanningWork, Purpose, SolvedPlan
 from taot_service.recent_tokens import RecentTokens
 from taot_service.session_history import SessionHistory
 
@@ -188,9 +188,7 @@ class Session:
         """
         if not solved.is_hurried(self.spec.options.effort) or self._waiting is not None:
             return None
-        self._improvement = replace(
-            work, purpose=Purpose.IMPROVEMENT, publish_seconds=None, improves=solved, progress=Progress()
-        )
+        self._improvement = replace(work, purpose=Purpose.IMPROVEMENT, publish_seconds=None, improves=solved)
         return self._improvement
 
     def end_improvement(self, work: PlanningWork, solved: SolvedPlan | None) -> bool:

@@ -12,7 +12,8 @@ from taot_planning.options import Effort
 from taot_planning.step_time import predict_static_seconds
 from taot_service.effort_choice import EffortSeconds
 from taot_service.layer_account import account_for
-from taot_service.planning_work import LayerSolution, PlanningWork, Purpose, SolvedPlan
+from taot_service.layer_solution import LayerSolution
+from taot_service.planning_work import PlanningWork, Purpose, SolvedPlan
 
 
 def solve_layer(work: PlanningWork, index: int, *, effort: Effort, measured_topology: Topology) -> LayerSolution:

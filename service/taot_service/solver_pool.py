@@ -11,12 +11,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from taot_planning import warm_up
 from taot_service.planning_work import FinishedWork, PlanningWork, Purpose, SolvedPlan, SolverFailure
-from taot_service.solving import advance
+from taot_service.solving import advance, assist
 from taot_service.work_queue import Pressure, WorkQueue
+
+_Result = TypeVar("_Result")
 
 
 class _Slice(NamedTuple):
@@ -41,7 +43,7 @@ class SolverPool:
         """Starts no thread yet.
 
         Args:
-            num_threads: how many plans are made at a time.
+            num_threads: how many layers are planned at a time, of one report or of several.
             queue: where work waits, and where it goes back when it gives way.
             take_work: called on the loop with `now_seconds` when a thread is free; the next work of the queue, if any.
             on_done: called on the loop with what became of work that nobody waits for.
@@ -53,6 +55,7 @@ class SolverPool:
         self._on_done = on_done
         self._answers: dict[PlanningWork, asyncio.Future[FinishedWork]] = {}
         self._running: dict[PlanningWork, asyncio.Future[_Slice]] = {}
+        self._helping: set[asyncio.Future[None]] = set()
         self._pressure = Pressure()
         self._is_closed = False
         self._warm_up: Future[None] | None = None
@@ -73,11 +76,26 @@ class SolverPool:
             work = self._take_work(now_seconds=time.monotonic())
             if work is None:
                 break
-            self._num_free -= 1
-            future = asyncio.get_running_loop().run_in_executor(self._executor, self._run_slice, work)
+            future = self._start(self._run_slice, work)
             self._running[work] = future
             future.add_done_callback(partial(self._finish_slice, work))
         self._pressure = self._queue.pressure()
+        self._help()
+
+    def _help(self) -> None:
+        """Lets threads that nobody wants take layers of what is planned already."""
+        for work in self._running:
+            # Improvements use what nobody else wants; a thread is left for whoever reports next.
+            if work.purpose is Purpose.IMPROVEMENT or self._is_closed:
+                continue
+            for _ in range(min(self._num_free, work.progress.layers_left)):
+                future = self._start(self._run_help, work)
+                self._helping.add(future)
+                future.add_done_callback(self._finish_help)
+
+    def _start(self, run: Callable[[PlanningWork], _Result], work: PlanningWork) -> asyncio.Future[_Result]:
+        self._num_free -= 1
+        return asyncio.get_running_loop().run_in_executor(self._executor, run, work)
 
     async def solve_now(self, work: PlanningWork) -> FinishedWork:
         """Plans for a caller that waits. One that is cancelled costs at most the layer that is being planned."""
@@ -102,9 +120,10 @@ class SolverPool:
         self._is_closed = True
         for work in self._running:
             work.progress.is_dropped = True
-        busy: set[asyncio.Future[_Slice]] = set()
-        if self._running:
-            _, busy = await asyncio.wait(set(self._running.values()), timeout=timeout_seconds)
+        busy: set[asyncio.Future[Any]] = set()
+        if self._running or self._helping:
+            threads: set[asyncio.Future[Any]] = {*self._running.values(), *self._helping}
+            _, busy = await asyncio.wait(threads, timeout=timeout_seconds)
         self._executor.shutdown(wait=False, cancel_futures=True)
         return not busy and (self._warm_up is None or not self._warm_up.running())
 
@@ -114,6 +133,17 @@ class SolverPool:
         result = advance(work, pressure=lambda: self._pressure)
         end_seconds = time.monotonic()
         return _Slice(result, end_seconds - start_seconds, end_seconds)
+
+    def _run_help(self, work: PlanningWork) -> None:
+        """Runs in a solver thread."""
+        assist(work, pressure=lambda: self._pressure)
+
+    def _finish_help(self, done: asyncio.Future[None]) -> None:
+        # Not charged: it is time that nobody else wanted.
+        self._num_free += 1
+        self._helping.discard(done)
+        done.result()
+        self.wake()
 
     def _finish_slice(self, work: PlanningWork, done: asyncio.Future[_Slice]) -> None:
         sliced = done.result()

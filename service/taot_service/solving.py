@@ -1,4 +1,7 @@
-"""Takes a piece of work as far as it may go, layer by layer. Runs in a solver thread."""
+"""Takes a piece of work as far as it may go, layer by layer. Runs in solver threads.
+
+One thread has the work in hand; others that nobody else wants may help it, each with layers of its own.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,12 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from taot_planning import Topology
 from taot_planning.options import Effort
 from taot_service.effort_choice import choose_effort
 from taot_service.improvement import is_better
-from taot_service.planning_work import LayerSolution, PlanningWork, SolvedPlan, SolverFailure
+from taot_service.layer_solution import LayerSolution
+from taot_service.planning_work import PlanningWork, SolvedPlan, SolverFailure
 from taot_service.solver import join_layers, measured_topology_of, solve_layer
 from taot_service.work_queue import Pressure, must_give_way
 
@@ -30,33 +35,49 @@ def advance(work: PlanningWork, *, pressure: Callable[[], Pressure]) -> SolvedPl
         return SolverFailure(message=f"{type(error).__name__}: {error}", error=error)
 
 
+def assist(work: PlanningWork, *, pressure: Callable[[], Pressure]) -> None:
+    """Plans layers of work that another thread has in hand, as long as nothing else waits for this one."""
+    topology = measured_topology_of(work)
+    while not pressure().is_any and (layer := work.progress.begin_layer()) is not None:
+        _plan_layer(work, layer, topology, pressure())
+
+
 def _advance(work: PlanningWork, pressure: Callable[[], Pressure]) -> SolvedPlan | SolverFailure | None:
-    progress, slice_start = work.progress, time.monotonic()
+    progress, slice_start, topology = work.progress, time.monotonic(), measured_topology_of(work)
     if progress.started_seconds is None:
         progress.started_seconds = slice_start
-    topology, has_planned = measured_topology_of(work), False
-    while len(progress.layers) < len(work.layers):
-        if _is_over(work):
-            return SolverFailure(message="nobody waits for the plan any more", is_abandoned=True)
-        index, now_seconds = len(progress.layers), time.monotonic()
-        kept = _kept_layer(work, index)
-        if kept is not None:
-            progress.layers.append(kept)
-            continue
-        if has_planned and must_give_way(work.purpose, sliced_seconds=now_seconds - slice_start, pressure=pressure()):
-            return None
-        effort = _effort_of(work, now_seconds, pressure())
-        solution = solve_layer(work, index, effort=effort, measured_topology=topology)
-        progress.layer_seconds = progress.layer_seconds.with_layer(effort, time.monotonic() - now_seconds)
-        progress.layers.append(solution)
-        has_planned = True
-    return _join(work)
+    while not _is_over(work) and (layer := progress.begin_layer()) is not None:
+        has_planned = _plan_layer(work, layer, topology, pressure())
+        sliced_seconds = time.monotonic() - slice_start
+        if has_planned and must_give_way(work.purpose, sliced_seconds=sliced_seconds, pressure=pressure()):
+            break
+    progress.wait_for_begun()
+    solution_L = progress.solution_L
+    if solution_L is not None:
+        return _join(work, solution_L)
+    return SolverFailure(message="nobody waits for the plan any more", is_abandoned=True) if _is_over(work) else None
 
 
 def _is_over(work: PlanningWork) -> bool:
-    if work.progress.is_dropped:
-        return True
-    return work.deadline_seconds is not None and time.monotonic() >= work.deadline_seconds
+    if work.deadline_seconds is not None and time.monotonic() >= work.deadline_seconds:
+        work.progress.is_dropped = True
+    return work.progress.is_dropped
+
+
+def _plan_layer(work: PlanningWork, layer: int, topology: Topology, pressure: Pressure) -> bool:
+    """Plans a layer that was begun. Returns whether there was anything to plan."""
+    kept, start_seconds = _kept_layer(work, layer), time.monotonic()
+    if kept is not None:
+        work.progress.keep(layer, kept)
+        return False
+    try:
+        effort = _effort_of(work, start_seconds, pressure)
+        solution = solve_layer(work, layer, effort=effort, measured_topology=topology)
+    except Exception as error:  # noqa: BLE001 - raised again by the thread that has the work in hand
+        work.progress.fail(error)
+    else:
+        work.progress.note(layer, solution, effort=effort, seconds=time.monotonic() - start_seconds)
+    return True
 
 
 def _kept_layer(work: PlanningWork, index: int) -> LayerSolution | None:
@@ -71,14 +92,14 @@ def _effort_of(work: PlanningWork, now_seconds: float, pressure: Pressure) -> Ef
     return choose_effort(
         work.spec.options.effort,
         spare_seconds=None if work.publish_seconds is None else work.publish_seconds - now_seconds,
-        layers_left=len(work.layers) - len(work.progress.layers),
-        is_contended=pressure.has_urgent or pressure.has_shared,
+        layers_left=work.progress.layers_left + 1,  # this one has begun
+        is_contended=pressure.is_any,
         layer_seconds=work.progress.layer_seconds.or_else(work.layer_seconds),
     )
 
 
-def _join(work: PlanningWork) -> SolvedPlan:
-    layers, layer_seconds = work.progress.layers, work.progress.layer_seconds
+def _join(work: PlanningWork, layers: list[LayerSolution]) -> SolvedPlan:
+    layer_seconds = work.progress.layer_seconds
     if work.improves is None:
         return join_layers(layers, layer_seconds=layer_seconds)
     options, joined, num_improved = work.spec.options, [], 0

@@ -29,6 +29,11 @@ class Pressure:
     has_shared: bool = False
     """Whether reports or callers wait that share the solver."""
 
+    @property
+    def is_any(self) -> bool:
+        """Whether a thread that only helps should be free for others."""
+        return self.has_urgent or self.has_shared
+
 
 def must_give_way(purpose: Purpose, *, sliced_seconds: float, pressure: Pressure) -> bool:
     """Whether work goes back into the queue after the layer it has just planned.
@@ -39,10 +44,10 @@ def must_give_way(purpose: Purpose, *, sliced_seconds: float, pressure: Pressure
         pressure: what waits.
     """
     if purpose is Purpose.IMPROVEMENT:
-        return pressure.has_urgent or pressure.has_shared
+        return pressure.is_any
     if pressure.has_urgent and purpose is not Purpose.CALLER:
         return True
-    return (pressure.has_urgent or pressure.has_shared) and sliced_seconds >= SLICE_SECONDS
+    return pressure.is_any and sliced_seconds >= SLICE_SECONDS
 
 
 class WorkQueue:

@@ -143,9 +143,9 @@ def test_work_gives_way_between_layers_and_goes_on_where_it_was(monkeypatch):
         assert len(planned) == layers, "a caller waits for one layer at most"
     assert advance(work, pressure=Pressure) is not None
     assert planned == [4, 5, 6]
-    work.progress.layers.clear()
-    work.progress.is_dropped = True
-    assert advance(work, pressure=Pressure).is_abandoned
+    unwanted = replace(work)
+    unwanted.progress.is_dropped = True
+    assert advance(unwanted, pressure=Pressure).is_abandoned
     assert planned == [4, 5, 6], "what nobody wants is not computed"
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 
 from taot_planning.arrays import FloatArray, IntArray
-from taot_planning.kernel import kernel
+from taot_planning.kernel import inner_kernel, kernel
 
 MAX_ROUNDS = 300
 """Rounds after which demand that is left is given up (arXiv 2608.03676, phase 3)."""
@@ -17,7 +17,7 @@ PRICE_STEP = 1.0
 """Rise of a source's price when it gave (arXiv 2608.03676, phase 3)."""
 
 
-@kernel
+@inner_kernel
 def _best_source(expert: int, bonus_S: FloatArray, price_S: FloatArray, supply_SE: IntArray) -> int:
     """The source with the largest bonus - price among those that have tokens left, -1 if none has."""
     best = -1

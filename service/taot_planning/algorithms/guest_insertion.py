@@ -19,13 +19,13 @@ from taot_planning.algorithms.guest_state import (
     TOKENS,
     GuestState,
 )
-from taot_planning.kernel import kernel
+from taot_planning.kernel import inner_kernel
 
 _NOWHERE = 2**62
 """Costs more than any guest."""
 
 
-@kernel
+@inner_kernel
 def _holds(hot: int, cold: int, expert: int, state: GuestState) -> bool:
     """Whether the cold rank holds a guest of this expert of the hot rank already."""
     num_slots = state.guest_P.shape[0] // state.cold_C.shape[0]
@@ -37,7 +37,7 @@ def _holds(hot: int, cold: int, expert: int, state: GuestState) -> bool:
     return False
 
 
-@kernel
+@inner_kernel
 def _price(hot: int, cold: int, expert: int, state: GuestState) -> int:
     """What a guest would cost: from its home, or where guests are passed on from the cheapest rank that has it."""
     price = int(state.price_XC[expert, cold])
@@ -56,13 +56,13 @@ def _price(hot: int, cold: int, expert: int, state: GuestState) -> int:
     return price
 
 
-@kernel
+@inner_kernel
 def _has_one_price(hot: int, state: GuestState) -> bool:
     """Whether all experts of a hot rank cost the same on any cold rank: none can be passed on, and none is resident."""
     return bool(state.total[3] == 0 or (state.total[4] == 0 and state.hot_H[hot, LATEST] < 0))
 
 
-@kernel
+@inner_kernel
 def _choose_expert(hot: int, cold: int, amount: int, state: GuestState) -> int:
     """The hot rank's smallest expert that can carry the amount, else the largest; -1: none can carry anything.
 
@@ -83,14 +83,14 @@ def _choose_expert(hot: int, cold: int, amount: int, state: GuestState) -> int:
     return chosen
 
 
-@kernel
+@inner_kernel
 def _quote(hot: int, cold: int, amount: int, state: GuestState) -> int:
     """What the guest that would carry the amount costs, at least 1: guests that are free still take a slot."""
     expert = _choose_expert(hot, cold, amount, state)
     return _NOWHERE if expert < 0 else max(_price(hot, cold, expert, state), 1)
 
 
-@kernel
+@inner_kernel
 def add_guest(hot: int, cold: int, expert: int, amount: int, state: GuestState) -> None:
     """Puts a guest into the first free place of a cold rank."""
     price = _price(hot, cold, expert, state) if state.total[3] else state.price_XC[expert, cold]
@@ -112,7 +112,7 @@ def add_guest(hot: int, cold: int, expert: int, amount: int, state: GuestState) 
     state.total[1] += price
 
 
-@kernel
+@inner_kernel
 def remove_guests(hot: int, state: GuestState) -> None:
     """Takes all guests of a hot rank out."""
     num_slots = state.guest_P.shape[0] // state.cold_C.shape[0]
@@ -131,7 +131,7 @@ def remove_guests(hot: int, state: GuestState) -> None:
         place = state.guest_P[place, BEFORE]
 
 
-@kernel
+@inner_kernel
 def _choose_cold(hot: int, blinks: int, state: GuestState) -> int:
     """Chooses the cold rank for the next guest of a hot rank; -1: none has room.
 
@@ -178,7 +178,7 @@ def _choose_cold(hot: int, blinks: int, state: GuestState) -> int:
     return fit
 
 
-@kernel
+@inner_kernel
 def insert(hot: int, blinks: int, state: GuestState) -> None:
     """Gives a hot rank guests until its surplus is carried or nothing has room."""
     while state.hot_H[hot, LEFT] > 0:

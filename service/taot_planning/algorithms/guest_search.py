@@ -30,7 +30,7 @@ from taot_planning.algorithms.guest_state import (
     start_state,
 )
 from taot_planning.arrays import IntArray
-from taot_planning.kernel import kernel
+from taot_planning.kernel import inner_kernel, kernel
 
 MAX_MOVED = 8
 """Hot ranks that are taken out at a time, at most."""
@@ -39,14 +39,14 @@ BLINKS = 128
 """Of 1024 candidates so many are overlooked by chance when a hot rank is inserted again."""
 
 
-@kernel
+@inner_kernel
 def _draw(state: GuestState, bound: int) -> int:
     """The next number of a fixed pseudo-random sequence, 0 to bound - 1; a linear congruential generator."""
     state.total[2] = (state.total[2] * 1103515245 + 12345) & 0x7FFFFFFF
     return int((state.total[2] >> 7) % bound)
 
 
-@kernel
+@inner_kernel
 def _choose_moved(moved_M: IntArray, state: GuestState) -> int:
     """Chooses a hot rank, and those that stand in its way on one or two cold ranks near it.
 
@@ -75,7 +75,7 @@ def _choose_moved(moved_M: IntArray, state: GuestState) -> int:
     return count
 
 
-@kernel
+@inner_kernel
 def _save_guests(moved_M: IntArray, count: int, before_B: IntArray, state: GuestState) -> int:
     """Writes down hot rank, expert, tokens and cold rank of the guests of moved ranks. Returns how many."""
     num_slots = state.guest_P.shape[0] // state.cold_C.shape[0]
@@ -92,7 +92,7 @@ def _save_guests(moved_M: IntArray, count: int, before_B: IntArray, state: Guest
     return saved
 
 
-@kernel
+@inner_kernel
 def _order_moved(moved_M: IntArray, count: int, state: GuestState) -> None:
     """Orders moved ranks by chance, or by descending surplus, with equal odds."""
     by_chance = _draw(state, 2) == 0

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from taot_planning.arrays import IntArray
-from taot_planning.kernel import kernel
+from taot_planning.kernel import inner_kernel, kernel
 
 MAX_TRIALS = 100
 """Trades that are tried, at most; most placements have fewer."""
@@ -92,7 +92,7 @@ def _start_flow(
     )
 
 
-@kernel
+@inner_kernel
 def _find_room(hot: int, flow: _Flow) -> int:
     """Searches breadth-first for the nearest rank with room that tokens of a rank can reach; -1: there is none."""
     flow.giver_R[:] = -1
@@ -116,7 +116,7 @@ def _find_room(hot: int, flow: _Flow) -> int:
     return -1
 
 
-@kernel
+@inner_kernel
 def _push(expert: int, giver: int, taker: int, tokens: int, flow: _Flow) -> None:
     """Moves tokens of an expert from one copy to another."""
     flow.tokens_ER[expert, giver] -= tokens
@@ -125,7 +125,7 @@ def _push(expert: int, giver: int, taker: int, tokens: int, flow: _Flow) -> None
     flow.load_R[taker] += tokens
 
 
-@kernel
+@inner_kernel
 def _relieve(hot: int, num_pushes: int, flow: _Flow) -> tuple[bool, int]:
     """Brings a rank within its capacity.
 
@@ -145,13 +145,14 @@ def _relieve(hot: int, num_pushes: int, flow: _Flow) -> tuple[bool, int]:
         while rank != hot:
             expert, giver = flow.given_R[rank], flow.giver_R[rank]
             _push(expert, giver, rank, tokens, flow)
-            flow.pushes_N4[num_pushes] = np.array([expert, giver, rank, tokens])
+            for column, value in enumerate((expert, giver, rank, tokens)):
+                flow.pushes_N4[num_pushes, column] = value
             num_pushes += 1
             rank = giver
     return True, num_pushes
 
 
-@kernel
+@inner_kernel
 def _put(expert: int, rank: int, flow: _Flow) -> None:
     """Puts a guest into the first empty slot."""
     slot = 0
@@ -161,7 +162,7 @@ def _put(expert: int, rank: int, flow: _Flow) -> None:
     flow.holds_ER[expert, rank] = True
 
 
-@kernel
+@inner_kernel
 def _try_trade(trade_5: IntArray, flow: _Flow) -> bool:
     """Carries a trade out; if a rank would exceed its capacity, everything is as before."""
     rank, slot, comes, to = trade_5[RANK], trade_5[SLOT], trade_5[EXPERT], trade_5[TO]

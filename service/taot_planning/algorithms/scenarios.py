@@ -15,7 +15,7 @@ from __future__ import annotations
 import numpy as np
 
 from taot_planning.arrays import IntArray, read_only
-from taot_planning.kernel import kernel
+from taot_planning.kernel import inner_kernel, kernel
 from taot_planning.options import PPM
 
 SCALE = 2**30
@@ -44,7 +44,7 @@ def make_scenarios(counts_RE: IntArray, recent_tokens_NE: IntArray, *, stretch_p
     return _make_up(read_only(counts_RE), read_only(recent_tokens_NE), stretch_percent)
 
 
-@kernel
+@inner_kernel
 def _scale(tokens_E: IntArray) -> None:
     """Brings a histogram to `SCALE` tokens, rounding down; one without tokens stays as it is."""
     total = 0
