@@ -62,7 +62,10 @@ def has_retry_advice(call: grpc.Future) -> bool:
 )
 def test_of_two_hundred_plan_now_calls_those_beyond_the_limit_are_refused_at_once(limits, flag):
     num_waiting = 20
-    with running_planner(ServiceConfig(**limits)) as planner, planner_client(planner.address) as client:
+    with (
+        running_planner(ServiceConfig(solver_threads=1, **limits)) as planner,
+        planner_client(planner.address) as client,
+    ):
         specs = [make_spec(training_job=f"job-{number}", experts_L=(8,)) for number in range(10)]
         session_ids = [client.open(spec) for spec in specs]
         # The only thread is taken, so that whatever waits goes on waiting.

@@ -8,12 +8,14 @@ import numpy as np
 import pytest
 from planner_client import refusal
 from routing_samples import make_report, make_spec
+from running_planner import running_planner
 
 import taot_service.solver
 from taot_api import MeasuredRates
 from taot_planning import LayerProblem, plan_layer
 from taot_planning.explanation import Gate
 from taot_planning.layer_problem import LayerRates
+from taot_service.config import ServiceConfig
 from taot_service.planning_work import PlanningWork, SolvedPlan
 from taot_service.solving import advance
 from taot_service.work_queue import Pressure
@@ -37,6 +39,13 @@ def solved(spec, report, **fields) -> SolvedPlan:
     result = advance(work, pressure=Pressure)
     assert isinstance(result, SolvedPlan)
     return result
+
+
+@pytest.fixture(scope="module")
+def planner():
+    """Has one thread, so that what waits for it goes on waiting, and layers are asked for in order."""
+    with running_planner(ServiceConfig(solver_threads=1)) as running:
+        yield running
 
 
 @pytest.fixture

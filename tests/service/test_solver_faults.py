@@ -15,11 +15,13 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from planner_client import CALL_SECONDS, refusal
 from routing_samples import make_report, make_spec
+from running_planner import running_planner
 
 import taot_service.solver
 from taot_api.codec import encode_report
 from taot_api.v1 import planner_pb2 as pb
 from taot_planning import LayerPlan, plan_layer
+from taot_service.config import ServiceConfig
 from taot_service.planning_work import Purpose
 
 
@@ -36,6 +38,13 @@ class Gate:
         self.entered.set()
         assert self.opened.wait(timeout=CALL_SECONDS)
         return plan_layer(problem, **options)
+
+
+@pytest.fixture(scope="module")
+def planner():
+    """Has one thread, so that what waits for it goes on waiting, and layers are asked for in order."""
+    with running_planner(ServiceConfig(solver_threads=1)) as running:
+        yield running
 
 
 @pytest.fixture
