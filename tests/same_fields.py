@@ -10,7 +10,7 @@ import pytest
 
 def assert_same(left, right):
     """Compares field by field."""
-    assert type(left) is type(right)
+    assert type(left) is type(right) or (isinstance(left, tuple) and isinstance(right, tuple))
     if dataclasses.is_dataclass(left):
         for field in dataclasses.fields(left):
             assert_same(getattr(left, field.name), getattr(right, field.name))

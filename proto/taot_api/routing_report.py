@@ -9,6 +9,7 @@ from typing import NoReturn
 import numpy as np
 
 from taot_api.contract_error import ContractError, Reason
+from taot_api.layer_counts import blocks_of
 from taot_api.measured_rates import MeasuredRates
 from taot_api.published_plan import PlanIdentity
 from taot_api.session_spec import LayerSpec, SessionSpec
@@ -89,7 +90,8 @@ class RoutingReport:
     """Tokens that were routed on each rank, padding left out. Shape: [ranks]."""
 
     counts_L: tuple[IntArray, ...]
-    """Tokens routed from each source rank to each expert, one [ranks, experts] array per layer."""
+    """Tokens routed from each source rank to each expert, one [ranks, experts] array per layer. What was decoded is
+    `LayerCounts`."""
 
     is_rehearsal: bool = False
     """Whether these are not training tokens (warm-up, profiling, evaluation): counted, never planned from."""
@@ -140,18 +142,6 @@ def check_report(report: RoutingReport, spec: SessionSpec, *, layers: tuple[Laye
         _refuse_counts(report.counts_L[wrong], layers[wrong], report.valid_tokens_R, field=f"token_counts[{wrong}]")
 
 
-def layers_alike(counts_L: Sequence[IntArray]) -> list[list[int]]:
-    """Indices of the layers, those with as many experts together: so that they can be worked on as one array.
-
-    Args:
-        counts_L: one [ranks, experts] array per layer.
-    """
-    alike: dict[int, list[int]] = {}
-    for index, counts_RE in enumerate(counts_L):
-        alike.setdefault(counts_RE.shape[1], []).append(index)
-    return list(alike.values())
-
-
 def _check_telemetry(telemetry: RankTelemetry, *, field: str) -> None:
     measured = {
         "computed_token_counts": int(telemetry.computed_tokens_L.min(initial=0)),
@@ -174,19 +164,19 @@ def _first_wrong_layer(
 ) -> int | None:
     """Index of the first layer whose counts are to be refused; layers of one size are judged together."""
     assert len(counts_L) == len(layers), "one matrix per layer, as decoding checks"
-    wrong = []
-    for indices in layers_alike(counts_L):
-        counts_LRE = np.stack([counts_L[index] for index in indices])
+    wrong: list[int] = []
+    for block in blocks_of(counts_L):
+        counts_LRE, indices = block.counts_LRE, block.layers
         top_k_L = np.array([layers[index].top_k for index in indices])
-        drops_L = np.array([layers[index].drops_tokens for index in indices])
         missing_LR = valid_tokens_R * top_k_L[:, None] - counts_LRE.sum(axis=2)
-        # A token chooses an expert at most once. Valid tokens are in the range of counts.
-        is_right_L = (
-            (counts_LRE.min(axis=(1, 2), initial=0) >= 0)
-            & (counts_LRE.max(axis=2, initial=0) <= valid_tokens_R).all(axis=1)
-            & ((missing_LR == 0) | (drops_L[:, None] & (missing_LR > 0))).all(axis=1)
-        )
-        wrong += np.array(indices)[~is_right_L].tolist()
+        # A token chooses an expert at most once. Valid tokens are in the range of counts; read without its sign, what
+        # is negative is above them.
+        is_beyond_LR = counts_LRE.view(np.uint64).max(axis=2, initial=0) > valid_tokens_R.view(np.uint64)
+        if not (missing_LR.any() or is_beyond_LR.any()):
+            continue
+        drops_L = np.array([layers[index].drops_tokens for index in indices])
+        is_right_LR = ~is_beyond_LR & ((missing_LR == 0) | (drops_L[:, None] & (missing_LR > 0)))
+        wrong += np.array(indices)[~is_right_LR.all(axis=1)].tolist()
     return min(wrong, default=None)
 
 

@@ -39,10 +39,11 @@ def frozen_ints(values: ArrayLike, *, name: str, num_axes: int) -> IntArray:
 
 def _is_frozen(values: ArrayLike) -> TypeGuard[IntArray]:
     """Whether nobody can write to the array: it is read-only, and not a view of one that is not."""
+    base = getattr(values, "base", None)
     return (
         isinstance(values, np.ndarray)
         and values.dtype == np.int64
-        and values.base is None
+        and (base is None or (isinstance(base, np.ndarray) and base.base is None and not base.flags.writeable))
         and not values.flags.writeable
         and values.flags.c_contiguous
     )

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taot_api.routing_report import RoutingReport, layers_alike
+from taot_api.layer_counts import blocks_of
+from taot_api.routing_report import RoutingReport
 from taot_planning.arrays import IntArray
 
 
@@ -16,7 +17,7 @@ class _Entry:
     """Step and micro-batch."""
 
     tokens: list[IntArray]
-    """Tokens of each expert, one [layers, experts] array for all layers with as many experts, see `layers_alike`."""
+    """Tokens of each expert, one [layers, experts] array for each of the blocks of the counts."""
 
 
 class RecentTokens:
@@ -31,10 +32,7 @@ class RecentTokens:
         """Remembers a report of training tokens; past the capacity the oldest is forgotten."""
         if not self._capacity:
             return
-        tokens = [
-            np.stack([report.counts_L[layer] for layer in layers]).sum(axis=1)
-            for layers in layers_alike(report.counts_L)
-        ]
+        tokens = [block.counts_LRE.sum(axis=1) for block in blocks_of(report.counts_L)]
         self._entries.append(_Entry(source=(report.step, report.micro_batch), tokens=tokens))
         self._entries.sort(key=lambda entry: entry.source, reverse=True)
         del self._entries[self._capacity :]
@@ -50,10 +48,11 @@ class RecentTokens:
             return ()
         source = (report.step, report.micro_batch)
         older = [entry.tokens for entry in self._entries if entry.source < source]
-        recent_L = [np.empty((0, counts_RE.shape[1]), dtype=np.int64) for counts_RE in report.counts_L]
-        if older:
-            for group, layers in enumerate(layers_alike(report.counts_L)):
-                recent_LNE = np.stack([tokens[group] for tokens in older], axis=1)
-                for layer, recent_NE in zip(layers, recent_LNE, strict=True):
-                    recent_L[layer] = recent_NE
-        return tuple(recent_L)
+        recent_L: dict[int, IntArray] = {}
+        for index, block in enumerate(blocks_of(report.counts_L)):
+            num_layers, _, num_experts = block.counts_LRE.shape
+            recent_LNE = np.empty((num_layers, len(older), num_experts), dtype=np.int64)
+            for place, tokens in enumerate(older):
+                recent_LNE[:, place] = tokens[index]
+            recent_L.update(zip(block.layers, recent_LNE, strict=True))
+        return tuple(recent_L[layer] for layer in range(len(recent_L)))

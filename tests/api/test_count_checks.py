@@ -11,7 +11,9 @@ from routing_samples import make_report, make_spec
 
 from taot_api import ContractError, RoutingReport, SessionSpec
 from taot_api.codec import decode_report, encode_report
-from taot_api.routing_report import check_report, layers_alike
+from taot_api.layer_counts import layers_alike
+from taot_api.routing_report import check_report
+from taot_planning.arrays import frozen_ints
 
 MAX_COUNT = 2**31 - 1
 
@@ -96,10 +98,16 @@ def test_decoded_counts_are_those_that_were_sent_and_nobody_can_change_them(chan
         assert got_RE.dtype == np.int64
         assert got_RE.tolist() == sent_RE.tolist()
         assert not got_RE.flags.writeable
-        assert got_RE.base is None
+        assert frozen_ints(got_RE, name="counts", num_axes=2) is got_RE  # which would copy what somebody can change
 
 
 def test_layers_of_one_size_are_together_in_their_order():
-    counts_L = [np.zeros((2, size)) for size in (8, 4, 8, 8, 4)]
-    assert layers_alike(counts_L) == [[0, 2, 3], [1, 4]]
-    assert layers_alike([]) == []
+    assert layers_alike([8, 4, 8, 8, 4]) == {8: [0, 2, 3], 4: [1, 4]}
+    assert layers_alike([]) == {}
+
+
+def test_a_view_of_an_array_that_can_be_changed_is_copied():
+    counts_LRE = np.zeros((2, 3, 4), dtype=np.int64)
+    view_RE = counts_LRE[0]
+    view_RE.setflags(write=False)
+    assert frozen_ints(view_RE, name="counts", num_axes=2) is not view_RE

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
 from taot_api.codec.duration import decode_seconds, encode_seconds
 from taot_api.codec.plan import decode_identity, encode_identity
-from taot_api.codec.tensor import decode_tensor, encode_tensor
+from taot_api.codec.tensor import decode_tensor, encode_tensor, tensor_data
 from taot_api.contract_error import ContractError, Reason
+from taot_api.layer_counts import CountsBlock, LayerCounts, layers_alike
 from taot_api.measured_rates import MeasuredRates
 from taot_api.routing_report import RankTelemetry, RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
@@ -54,16 +57,34 @@ def decode_report(
         micro_batch=message.micro_batch,
         is_rehearsal=message.is_rehearsal,
         valid_tokens_R=np.array(message.valid_token_counts, dtype=np.int64),
-        counts_L=tuple(
-            decode_tensor(tensor, shape=[num_ranks, layer.num_experts], field=f"token_counts[{index}]")
-            for index, (tensor, layer) in enumerate(zip(message.token_counts, layers, strict=True))
-        ),
+        counts_L=_decode_counts(message.token_counts, layers, num_ranks),
         applied_plan=decode_identity(message.applied_plan) if message.HasField("applied_plan") else None,
         telemetry_R=tuple(
             _decode_telemetry(entry, num_layers=len(spec.layers), field=f"telemetry[{rank}]")
             for rank, entry in enumerate(message.telemetry)
         ),
         measured_rates=_decode_rates(message.measured_rates) if message.HasField("measured_rates") else None,
+    )
+
+
+def _decode_counts(tensors: Sequence[pb.Int32Tensor], layers: Sequence[LayerSpec], num_ranks: int) -> LayerCounts:
+    """Reads the counts of all layers into one array for all with as many experts."""
+    alike = layers_alike(layer.home_E.size for layer in layers)
+    shapes = {num_experts: [num_ranks, num_experts] for num_experts in alike}
+    data_L = []
+    for index, (tensor, layer) in enumerate(zip(tensors, layers, strict=True)):
+        shape, data = shapes[layer.home_E.size], tensor.data
+        if tensor.shape != shape or len(data) != 4 * num_ranks * shape[1]:
+            data = tensor_data(tensor, shape=shape, field=f"token_counts[{index}]")  # which says what is wrong
+        data_L.append(data)
+    return LayerCounts.of_blocks(
+        CountsBlock(
+            layers=indices,
+            counts_LRE=np.frombuffer(b"".join([data_L[index] for index in indices]), dtype="<i4")
+            .reshape(len(indices), num_ranks, num_experts)
+            .astype(np.int64),
+        )
+        for num_experts, indices in alike.items()
     )
 
 

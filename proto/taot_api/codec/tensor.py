@@ -29,16 +29,26 @@ def decode_tensor(message: pb.Int32Tensor, *, shape: Sequence[int | None], field
     Raises:
         ContractError: INVALID_TENSOR, when shape or length are not what they should be.
     """
+    data = tensor_data(message, shape=shape, field=field)
+    values = np.frombuffer(data, dtype="<i4").reshape(message.shape).astype(np.int64)
+    # Nobody else holds the array: who freezes it later need not copy it.
+    values.setflags(write=False)
+    return values
+
+
+def tensor_data(message: pb.Int32Tensor, *, shape: Sequence[int | None], field: str) -> bytes:
+    """The bytes of a tensor of a known shape; None stands for an axis of any size.
+
+    Raises:
+        ContractError: INVALID_TENSOR, when shape or length are not what they should be.
+    """
     got, data = list(message.shape), message.data
     if got != shape:  # equal at once where the shape is all known, as in reports
         _check_shape(got, shape, field)
     if len(data) != 4 * math.prod(got):
         message_text = f"data of shape {got} must be {4 * math.prod(got)} bytes, got {len(data)}"
         raise ContractError(Reason.INVALID_TENSOR, message_text, field=field)
-    values = np.frombuffer(data, dtype="<i4").reshape(got).astype(np.int64)
-    # Nobody else holds the array: who freezes it later need not copy it.
-    values.setflags(write=False)
-    return values
+    return data
 
 
 def _check_shape(got: list[int], shape: Sequence[int | None], field: str) -> None:
