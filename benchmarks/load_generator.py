@@ -16,7 +16,7 @@ from typing import Any
 
 import grpc
 import grpc.aio
-from load_jobs import JobSize, encode_report_of, encode_variants, make_spec
+from load_jobs import JobSize, encode_report_of, encode_streamed, encode_variants, make_spec
 
 from taot_api.codec import encode_session_spec
 from taot_api.v1 import planner_pb2 as pb
@@ -36,6 +36,9 @@ class Job:
             f"{SERVICE}/OpenSession", response_deserializer=pb.OpenSessionResponse.FromString
         )
         self._report = channel.unary_unary(f"{SERVICE}/ReportRouting")
+        self._stream = channel.stream_stream(
+            f"{SERVICE}/StreamReports", response_deserializer=pb.StreamReportsResponse.FromString
+        )
         self._watch = channel.unary_stream(
             f"{SERVICE}/WatchPlans", response_deserializer=pb.WatchPlansResponse.FromString
         )
@@ -48,8 +51,8 @@ class Job:
         """Step of the newest plan that has come."""
         self.latencies: list[float] = []
         """Seconds from sending a report to its plan at the watcher."""
-        self.accepted = 0
-        """Reports that the planner has taken."""
+        self.num_taken = 0
+        """Reports that the planner has taken, by its answers."""
 
     async def open(self) -> asyncio.Task[None]:
         """Opens the session and begins to watch it; the task ends with the session."""
@@ -64,12 +67,41 @@ class Job:
 
     async def report(self, variants: list[bytes]) -> int:
         """Sends the report of the next step; returns the step."""
-        step, self._next_step = self._next_step, self._next_step + 1
-        message = encode_report_of(self._session_id, step, variants[step % len(variants)])
-        self._sent_seconds[step] = time.perf_counter()
+        step, message = self._next_report(variants)
         await self._report(message, timeout=CALL_SECONDS)
-        self.accepted += 1
+        self.num_taken += 1
         return step
+
+    async def stream(self, variants: list[bytes], *, until_seconds: float, in_flight: int) -> None:
+        """Sends reports over one call, as fast as the planner takes them, with `in_flight` unanswered."""
+        call, has_room = self._stream(timeout=20 * CALL_SECONDS), asyncio.Event()
+        num_sent = num_answered = 0
+
+        async def read_answers() -> None:
+            nonlocal num_answered
+            async for answer in call:
+                if answer.refused_reports:
+                    raise RuntimeError(f"the planner has refused a report: {answer.refused_reports[0].status!r}")
+                self.num_taken += answer.answered_count - num_answered
+                num_answered = answer.answered_count
+                has_room.set()
+
+        reading = asyncio.create_task(read_answers())
+        while time.perf_counter() < until_seconds and not reading.done():
+            if num_sent - num_answered < in_flight:
+                await call.write(encode_streamed(self._next_report(variants)[1]))
+                num_sent += 1
+            else:
+                has_room.clear()
+                await has_room.wait()
+        await call.done_writing()
+        await reading
+        assert num_answered == num_sent, "the planner answers every report"
+
+    def _next_report(self, variants: list[bytes]) -> tuple[int, bytes]:
+        step, self._next_step = self._next_step, self._next_step + 1
+        self._sent_seconds[step] = time.perf_counter()
+        return step, encode_report_of(self._session_id, step, variants[step % len(variants)])
 
     async def await_plan(self, step: int) -> None:
         """Waits for the plan of a step, or of a later one."""
@@ -106,7 +138,7 @@ async def play_open(job: Job, variants: list[bytes], *, num_reports: int, report
     await job.await_plan(max(steps))
 
 
-async def play_flood(job: Job, variants: list[bytes], *, until_seconds: float, in_flight: int) -> None:
+async def play_calls(job: Job, variants: list[bytes], *, until_seconds: float, in_flight: int) -> None:
     """Reports as fast as the planner takes them, with `in_flight` calls at a time."""
 
     async def send() -> None:
@@ -129,7 +161,8 @@ async def play(task: dict[str, Any]) -> None:
         watches = [await job.open() for job in jobs]
         for job in jobs:  # what is needed once is not what is measured
             await play_closed(job, variants, num_reports=task["warm_reports"])
-            job.latencies, job.accepted = [], 0
+            job.latencies = []
+        warm = sum(job.num_taken for job in jobs)
         print("begins", flush=True)
         usage, start = resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         await asyncio.gather(*(_play_one(job, variants, task, start) for job in jobs))
@@ -137,7 +170,8 @@ async def play(task: dict[str, Any]) -> None:
         result = {
             "seconds": seconds,
             "cpu_seconds": after.ru_utime + after.ru_stime - usage.ru_utime - usage.ru_stime,
-            "accepted": sum(job.accepted for job in jobs),
+            "accepted": sum(job.num_taken for job in jobs) - warm,
+            "warm": warm,
             "latencies_J": [job.latencies for job in jobs],
         }
         print(json.dumps(result), flush=True)
@@ -152,8 +186,11 @@ def _play_one(job: Job, variants: list[bytes], task: dict[str, Any], start: floa
         return play_closed(job, variants, num_reports=task["reports"])
     if task["way"] == "open":
         return play_open(job, variants, num_reports=task["reports"], reports_per_second=task["reports_per_second"])
-    assert task["way"] == "flood"
-    return play_flood(job, variants, until_seconds=start + task["seconds"], in_flight=task["in_flight"])
+    until_seconds, in_flight = start + task["seconds"], task["in_flight"]
+    if task["way"] == "calls":
+        return play_calls(job, variants, until_seconds=until_seconds, in_flight=in_flight)
+    assert task["way"] == "stream"
+    return job.stream(variants, until_seconds=until_seconds, in_flight=in_flight)
 
 
 if __name__ == "__main__":

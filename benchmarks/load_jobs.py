@@ -88,3 +88,13 @@ def encode_variants(size: JobSize) -> list[bytes]:
 def encode_report_of(session_id: str, step: int, variant: bytes) -> bytes:
     """A whole report: encoded messages one after the other are the encoding of both together."""
     return variant + pb.ReportRoutingRequest(session_id=session_id, step=step).SerializeToString()
+
+
+def encode_streamed(report: bytes) -> bytes:
+    """The request that holds a report, which is its only field, among those of a stream."""
+    tag = pb.StreamReportsRequest.REPORT_FIELD_NUMBER << 3 | 2
+    size, rest = bytearray([tag]), len(report)
+    while rest > 0x7F:
+        size.append(rest & 0x7F | 0x80)
+        rest >>= 7
+    return bytes(size) + bytes([rest]) + report

@@ -90,6 +90,6 @@ def named_rows(results: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     for row in results["latency"]:
         recent = "4 histories" if row["recent_reports"] is None else "no history"
         yield f"1 job, {row['way']}, {recent}", row
-    for name in ("large_flood", "small_flood", "many_jobs"):
+    for name in ("large_flood", "small_flood", "small_calls", "many_jobs"):
         row = results[name]
-        yield f"{row['jobs']} jobs, {row['counts_bytes'] // 1024} KiB a report", row
+        yield f"{row['jobs']} jobs, {row['counts_bytes'] // 1024} KiB a report, {row['way']}", row

@@ -72,13 +72,18 @@ def generator(planner: ServedPlanner, **task: Any) -> Iterator[dict[str, Any]]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
+        taken_before = planner.num_taken
         if process.stdout.readline() != "begins\n":
             raise RuntimeError("the load generator did not begin")
         before = planner.cpu_seconds
         line = process.stdout.readline()
         if not line:
             raise RuntimeError("the load generator broke")
-        yield {**json.loads(line), "planner_cpu_seconds": planner.cpu_seconds - before}
+        result = {**json.loads(line), "planner_cpu_seconds": planner.cpu_seconds - before}
+        num_taken = planner.num_taken - taken_before
+        if num_taken != result["warm"] + result["accepted"]:
+            raise RuntimeError(f"the planner has counted {num_taken} new reports, the load generator {result}")
+        yield result
         process.stdin.close()
         if process.wait(timeout=START_SECONDS) != 0:
             raise RuntimeError("the load generator did not end well")
@@ -130,16 +135,23 @@ def measure_latency(planner: ServedPlanner, scale: Scale) -> list[dict[str, Any]
     return rows
 
 
-def measure_flood(planner: ServedPlanner, scale: Scale, *, size: JobSize, jobs: int, in_flight: int) -> dict[str, Any]:
-    """Jobs that report as fast as they can, with probes meanwhile."""
+def measure_flood(planner: ServedPlanner, scale: Scale, **task: Any) -> dict[str, Any]:
+    """Jobs that report as fast as they can, with probes meanwhile.
+
+    Args:
+        planner: what is loaded.
+        scale: for how long.
+        task: of the generator: `size`, `jobs`, `way` (`stream`, or `calls` of their own), and the reports `in_flight`,
+            sent by a job and not yet answered.
+    """
     probes = Probes(planner)
     try:
-        task = {"way": "flood", "seconds": scale.seconds, "in_flight": in_flight}
-        with generator(planner, name="flood", jobs=jobs, size=size, **task) as result:
+        with generator(planner, name="flood", seconds=scale.seconds, **task) as result:
             seconds = probes.stop()
     finally:
         probes.stop()
-    row = {"jobs": jobs, "counts_bytes": size.counts_bytes, **summarise(result)}
+    row = {name: task[name] for name in ("jobs", "way")} | {"counts_bytes": task["size"].counts_bytes}
+    row |= summarise(result)
     for name, each in seconds.items():
         row |= {f"{name}_p50_seconds": percentile(each, 50), f"{name}_p99_seconds": percentile(each, 99)}
     return row
@@ -211,9 +223,12 @@ def measure(scale: Scale) -> dict[str, Any]:
     with served_planner() as planner:
         planner.wait_until_serving()
         results["latency"] = measure_latency(planner, scale)
-        results["large_flood"] = measure_flood(planner, scale, size=scale.large, jobs=4, in_flight=2)
-        results["small_flood"] = measure_flood(planner, scale, size=scale.small, jobs=8, in_flight=4)
-        results["many_jobs"] = measure_flood(planner, scale, size=scale.large, jobs=scale.num_jobs, in_flight=1)
+        results["large_flood"] = measure_flood(planner, scale, size=scale.large, jobs=4, way="stream", in_flight=2)
+        results["small_flood"] = measure_flood(planner, scale, size=scale.small, jobs=8, way="stream", in_flight=32)
+        results["small_calls"] = measure_flood(planner, scale, size=scale.small, jobs=8, way="calls", in_flight=4)
+        results["many_jobs"] = measure_flood(
+            planner, scale, size=scale.large, jobs=scale.num_jobs, way="stream", in_flight=1
+        )
     results["restart"] = measure_restart(scale)
     results["targets"] = check_targets(results)
     return results

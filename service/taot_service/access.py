@@ -45,6 +45,10 @@ class Access:
         """What a token is allowed by now whose digest was kept at a login."""
         return None if self.file is None else self.file.value.find_digest(digest)
 
+    def is_current(self, grant: Grant) -> bool:
+        """Whether a grant is of the tokens in force, and not of those before."""
+        return self.file is not None and self.file.value.has(grant)
+
     def note_failure(self, peer: str, what: str, *, now_seconds: float) -> bool:
         """Notes a refused caller in the log, the first of a row; False when too many came from where it did."""
         failure = self.failures.note(peer, now_seconds=now_seconds)

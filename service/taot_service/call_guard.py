@@ -87,7 +87,7 @@ class CallGuard:
         kind, make = _MAKERS[bool(handler.request_streaming), bool(handler.response_streaming)]
         behaviour = getattr(handler, kind)
         if handler.request_streaming:
-            guarded = self._reading_stream(behaviour)
+            guarded = self._taking(behaviour) if large is not None else self._reading_stream(behaviour)
         elif inspect.isasyncgenfunction(behaviour):
             guarded = self._streaming(behaviour)
         elif handler.response_streaming:
@@ -136,6 +136,20 @@ class CallGuard:
                 await self._refuse(error, context)
 
         return write
+
+    def _taking(self, behaviour: Any) -> Any:
+        """A stream of the planner API, which reads and writes by itself and bounds itself.
+
+        What it reads that is no message is a ContractError.
+        """
+
+        async def take(requests: AsyncIterator[Any], context: Context) -> None:
+            try:
+                await behaviour(requests, context)
+            except ContractError as error:
+                await self._refuse(error, context)
+
+        return take
 
     def _reading_stream(self, behaviour: Any) -> Any:
         async def readable(requests: AsyncIterator[Any], context: Context) -> AsyncIterator[Any]:

@@ -99,7 +99,8 @@ class GrpcFront:
 
 def _max_concurrent_rpcs(config: ServiceConfig) -> int:
     """A last line only: the limits of calls and watches are reached before, and refuse with a reason."""
-    return config.max_calls + config.max_sessions * config.max_watches + ROOM_FOR_HEALTH
+    # Watches, and streams of reports: as many of each. Streams without a session have the room of calls once more.
+    return 2 * (config.max_calls + config.max_sessions * config.max_watches) + ROOM_FOR_HEALTH
 
 
 def _channel_options(config: ServiceConfig) -> list[tuple[str, int]]:

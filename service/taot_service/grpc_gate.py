@@ -73,6 +73,20 @@ class CallerJobs:
         grant = _CALLER.get()
         return grant is not None and grant.has_job(training_job)
 
+    def renew(self) -> None:
+        """Looks up again what the caller of a call that goes on and on may use by now.
+
+        Raises:
+            ContractError: UNAUTHENTICATED, when the token has been withdrawn.
+        """
+        grant = _CALLER.get()
+        if grant is None or self._access.is_current(grant):
+            return
+        renewed = self._access.find_digest(grant.digest)
+        if renewed is None:
+            raise unauthenticated(has_token=True)
+        _CALLER.set(renewed)
+
     def check(self, training_job: str) -> None:
         """Checks a caller who wants to open a session, whether or not the job has any.
 

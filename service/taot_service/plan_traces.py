@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
 
+from taot_api.contract_error import ContractError
 from taot_api.routing_report import RoutingReport
 from taot_api.tracing import from_metadata
 from taot_service.planning_work import FinishedWork, SolvedPlan
@@ -39,6 +41,24 @@ class PlanTraces:
     def interceptor(self) -> grpc.aio.ServerInterceptor:
         """Makes a span for each report and each plan asked for."""
         return _CallSpans(self._tracer)
+
+    @contextmanager
+    def report_of_stream(self, trace_context: Mapping[str, str]) -> Iterator[None]:
+        """A span for a report that has no call of its own, child of the span that its sender names."""
+        from opentelemetry.trace import SpanKind, StatusCode  # noqa: PLC0415
+
+        with self._tracer.start_as_current_span(
+            "taot ReportRouting",
+            from_metadata(trace_context.items()),
+            kind=SpanKind.SERVER,
+            record_exception=False,
+            set_status_on_exception=False,
+        ) as span:
+            try:
+                yield
+            except ContractError as error:
+                span.set_status(StatusCode.ERROR, str(error))
+                raise
 
     def note_checked(self, session_id: str, report: RoutingReport) -> Context:
         """Makes the span of decoding and checking, which are done; returns where the spans of the plan belong."""

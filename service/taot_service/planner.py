@@ -24,6 +24,7 @@ from taot_service.metrics import ServiceMetrics
 from taot_service.plan_feed import PlanFeed, PlanSubscription
 from taot_service.plan_traces import PlanTraces
 from taot_service.planning_work import FinishedWork, PlanningWork, Purpose, SolvedPlan, SolverFailure
+from taot_service.report_streams import ReportStreams
 from taot_service.session import ReportOutcome, Session
 from taot_service.session_book import EndDecision, SessionBook
 from taot_service.session_lines import log_end, log_failure, log_opening, log_pause
@@ -54,6 +55,7 @@ class Planner:
             limits=config,
         )
         self._feeds: dict[str, PlanFeed] = {}
+        self.report_streams = ReportStreams(max_loose=config.max_calls, max_of_session=config.max_watches)
         self._pool = SolverPool(
             num_threads=config.solver_threads,
             queue=self._book.queue,
@@ -209,8 +211,9 @@ class Planner:
             self._forget(ended, EndReason.EXPIRED)
 
     def begin_drain(self) -> None:
-        """Refuses new work and ends all watches; calls in flight go on."""
+        """Refuses new work and ends all watches and streams of reports; calls in flight go on."""
         self.is_draining = True
+        self.report_streams.end_all(_shutting_down())
         for feed in self._feeds.values():
             feed.end(_shutting_down())
         self.changes.end()
@@ -273,7 +276,9 @@ class Planner:
 
     def _forget(self, ended: EndDecision, reason: EndReason) -> None:
         session = ended.session
-        self._feeds.pop(session.session_id).end(self._book.missing(session.session_id))
+        missing = self._book.missing(session.session_id)
+        self._feeds.pop(session.session_id).end(missing)
+        self.report_streams.end_session(session.session_id, missing)
         if not self._feeds:
             self._idle_since_seconds = time.monotonic()
         for work in ended.uncounted:

@@ -10,7 +10,7 @@ import grpc.aio
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from taot_api.codec import decode_report, decode_session_spec, encode_identity, encode_plan
+from taot_api.codec import decode_report, decode_session_spec, encode_plan
 from taot_api.contract_error import ContractError, Reason
 from taot_api.published_plan import PublishedPlan
 from taot_api.routing_report import check_report
@@ -21,7 +21,9 @@ from taot_planning import __version__
 from taot_service.grpc_gate import CallerJobs
 from taot_service.limits import check_limits
 from taot_service.planner import Planner
+from taot_service.report_stream import ReportStream
 from taot_service.session import Session
+from taot_service.streamed_reports import StreamedReports, answer_to_report, take_report
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
@@ -41,6 +43,14 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         """Takes a report; its plan follows in the background."""
         _time_remaining(context)
         return self._report_routing(request)
+
+    async def StreamReports(self, requests: AsyncIterator[Any], context: Context) -> None:
+        """Takes reports of a session as they come, and answers many at once."""
+        del requests  # read from the context, one by one
+        stream = ReportStream(context, on_refusal=self._planner.metrics.count_refusal)
+        reports = StreamedReports(self._planner, stream, find_session=self._find_session, renew_caller=self._jobs.renew)
+        with self._planner.report_streams.open(stream):
+            await stream.run(reports)
 
     async def PlanNow(self, request: pb.PlanNowRequest, context: Context) -> pb.PlanNowResponse:
         """Plans while the caller waits."""
@@ -98,13 +108,8 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
 
     def _report_routing(self, request: pb.ReportRoutingRequest) -> pb.ReportRoutingResponse:
         session = self._find_session(request.session_id)
-        report = decode_report(request, session.spec)
-        check_report(report, session.spec)
-        self._planner.accept_report(session, report)
-        response = pb.ReportRoutingResponse(is_paused=session.is_paused)
-        if session.newest_plan is not None:
-            response.latest_plan.CopyFrom(encode_identity(session.newest_plan.identity))
-        return response
+        take_report(self._planner, session, request)
+        return answer_to_report(session)
 
     async def _plan_now(self, request: pb.PlanNowRequest, *, timeout_seconds: float) -> pb.PlanNowResponse:
         session = self._find_session(request.report.session_id)

@@ -64,6 +64,11 @@ class TokenBook:
 
     def __init__(self, grants: tuple[Grant, ...]) -> None:
         self._grants = grants
+        self._ids = frozenset(map(id, grants))
+
+    def has(self, grant: Grant) -> bool:
+        """Whether it is this very grant of this book, which keeps it alive."""
+        return id(grant) in self._ids
 
     def find(self, token: str) -> Grant | None:
         """The grant of a token, or None."""

@@ -131,6 +131,39 @@ class ReportRoutingResponse(_message.Message):
     is_paused: bool
     def __init__(self, latest_plan: _Optional[_Union[PlanIdentity, _Mapping]] = ..., is_paused: bool = ...) -> None: ...
 
+class StreamReportsRequest(_message.Message):
+    __slots__ = ("report", "trace_context")
+    class TraceContextEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    TRACE_CONTEXT_FIELD_NUMBER: _ClassVar[int]
+    report: ReportRoutingRequest
+    trace_context: _containers.ScalarMap[str, str]
+    def __init__(self, report: _Optional[_Union[ReportRoutingRequest, _Mapping]] = ..., trace_context: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class StreamReportsResponse(_message.Message):
+    __slots__ = ("answered_count", "refused_reports", "response")
+    ANSWERED_COUNT_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_REPORTS_FIELD_NUMBER: _ClassVar[int]
+    RESPONSE_FIELD_NUMBER: _ClassVar[int]
+    answered_count: int
+    refused_reports: _containers.RepeatedCompositeFieldContainer[RefusedReport]
+    response: ReportRoutingResponse
+    def __init__(self, answered_count: _Optional[int] = ..., refused_reports: _Optional[_Iterable[_Union[RefusedReport, _Mapping]]] = ..., response: _Optional[_Union[ReportRoutingResponse, _Mapping]] = ...) -> None: ...
+
+class RefusedReport(_message.Message):
+    __slots__ = ("index", "status")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    STATUS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    status: bytes
+    def __init__(self, index: _Optional[int] = ..., status: _Optional[bytes] = ...) -> None: ...
+
 class RankTelemetry(_message.Message):
     __slots__ = ("computed_token_counts", "exposed_transfer_duration", "transfer_duration", "intra_node_sent_bytes", "inter_node_sent_bytes", "fallback_counts", "applied_layer_count", "error_counts")
     class FallbackCountsEntry(_message.Message):

@@ -53,6 +53,11 @@ class PlannerServiceStub(object):
                 request_serializer=taot__api_dot_v1_dot_planner__pb2.ReportRoutingRequest.SerializeToString,
                 response_deserializer=taot__api_dot_v1_dot_planner__pb2.ReportRoutingResponse.FromString,
                 _registered_method=True)
+        self.StreamReports = channel.stream_stream(
+                '/taot_api.v1.PlannerService/StreamReports',
+                request_serializer=taot__api_dot_v1_dot_planner__pb2.StreamReportsRequest.SerializeToString,
+                response_deserializer=taot__api_dot_v1_dot_planner__pb2.StreamReportsResponse.FromString,
+                _registered_method=True)
         self.PlanNow = channel.unary_unary(
                 '/taot_api.v1.PlannerService/PlanNow',
                 request_serializer=taot__api_dot_v1_dot_planner__pb2.PlanNowRequest.SerializeToString,
@@ -104,6 +109,19 @@ class PlannerServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def StreamReports(self, request_iterator, context):
+        """Reports one micro-batch after the other, for less work than a call each.
+
+        All reports of a call are of one session, which the first names soon after
+        the call has begun. What is wrong with one report is answered, and the call
+        goes on. It ends with the session, and when its caller is let in no longer:
+        what has not been answered by then may or may not have been taken, and may
+        be reported again. Needs no deadline.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def PlanNow(self, request, context):
         """Plans the micro-batch at hand while the group waits for it, and returns the
         plan with the token quotas of every source rank.
@@ -150,6 +168,11 @@ def add_PlannerServiceServicer_to_server(servicer, server):
                     servicer.ReportRouting,
                     request_deserializer=taot__api_dot_v1_dot_planner__pb2.ReportRoutingRequest.FromString,
                     response_serializer=taot__api_dot_v1_dot_planner__pb2.ReportRoutingResponse.SerializeToString,
+            ),
+            'StreamReports': grpc.stream_stream_rpc_method_handler(
+                    servicer.StreamReports,
+                    request_deserializer=taot__api_dot_v1_dot_planner__pb2.StreamReportsRequest.FromString,
+                    response_serializer=taot__api_dot_v1_dot_planner__pb2.StreamReportsResponse.SerializeToString,
             ),
             'PlanNow': grpc.unary_unary_rpc_method_handler(
                     servicer.PlanNow,
@@ -235,6 +258,33 @@ class PlannerService(object):
             '/taot_api.v1.PlannerService/ReportRouting',
             taot__api_dot_v1_dot_planner__pb2.ReportRoutingRequest.SerializeToString,
             taot__api_dot_v1_dot_planner__pb2.ReportRoutingResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StreamReports(request_iterator,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.stream_stream(
+            request_iterator,
+            target,
+            '/taot_api.v1.PlannerService/StreamReports',
+            taot__api_dot_v1_dot_planner__pb2.StreamReportsRequest.SerializeToString,
+            taot__api_dot_v1_dot_planner__pb2.StreamReportsResponse.FromString,
             options,
             channel_credentials,
             insecure,
