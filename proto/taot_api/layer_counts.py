@@ -1,9 +1,10 @@
-"""Counts of many layers that are worked on together: layers with as many experts are one array."""
+"""Counts of many layers that are worked on together: those of layers with as many experts are one array."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import overload
 
 import numpy as np
 
@@ -14,30 +15,37 @@ from taot_planning.arrays import IntArray
 class CountsBlock:
     """The counts of the layers with as many experts."""
 
-    layers: list[int]
+    layers: Sequence[int]
     """Their indices, in forward order."""
 
     counts_LRE: IntArray
-    """Their counts. Shape: [these layers, ranks, experts]."""
+    """Their counts, read-only. Shape: [these layers, ranks, experts]."""
 
 
-class LayerCounts(tuple[IntArray, ...]):
-    """One read-only [ranks, experts] array per layer, each a view of its block."""
+class LayerCounts(Sequence[IntArray]):
+    """One read-only [ranks, experts] array per layer: a view of its block, made when somebody asks for it."""
 
-    blocks: tuple[CountsBlock, ...]
-    """All of it, in the order of the first layer of each."""
+    def __init__(self, blocks: Iterable[CountsBlock]) -> None:
+        """Of blocks that hold each layer once."""
+        self.blocks = tuple(blocks)
+        """All of it."""
+        self._places = {layer: (block, place) for block in self.blocks for place, layer in enumerate(block.layers)}
 
-    @classmethod
-    def of_blocks(cls, blocks: Iterable[CountsBlock]) -> LayerCounts:
-        """The layers of some blocks that hold each layer once; nobody may change them any more."""
-        blocks = tuple(blocks)
-        views: dict[int, IntArray] = {}
-        for block in blocks:
-            block.counts_LRE.setflags(write=False)
-            views.update(zip(block.layers, block.counts_LRE, strict=True))
-        counts_L = cls(views[index] for index in range(len(views)))
-        counts_L.blocks = blocks
-        return counts_L
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> IntArray: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[IntArray, ...]: ...
+    def __getitem__(self, index: int | slice) -> IntArray | tuple[IntArray, ...]:
+        if isinstance(index, slice):
+            return tuple(self)[index]
+        block, place = self._places[range(len(self))[index]]
+        return block.counts_LRE[place]
+
+    def __iter__(self) -> Iterator[IntArray]:
+        return (self[index] for index in range(len(self)))
 
 
 def blocks_of(counts_L: Sequence[IntArray]) -> tuple[CountsBlock, ...]:
@@ -48,10 +56,12 @@ def blocks_of(counts_L: Sequence[IntArray]) -> tuple[CountsBlock, ...]:
     """
     if isinstance(counts_L, LayerCounts):
         return counts_L.blocks
-    return tuple(
-        CountsBlock(layers=layers, counts_LRE=np.stack([counts_L[layer] for layer in layers]).astype(np.int64))
-        for layers in layers_alike(counts_RE.shape[1] for counts_RE in counts_L).values()
-    )
+    blocks = []
+    for layers in layers_alike(counts_RE.shape[1] for counts_RE in counts_L).values():
+        counts_LRE = np.stack([counts_L[layer] for layer in layers]).astype(np.int64)
+        counts_LRE.setflags(write=False)
+        blocks.append(CountsBlock(layers=layers, counts_LRE=counts_LRE))
+    return tuple(blocks)
 
 
 def layers_alike(num_experts_L: Iterable[int]) -> dict[int, list[int]]:

@@ -9,11 +9,12 @@ from typing import NoReturn
 import numpy as np
 
 from taot_api.contract_error import ContractError, Reason
+from taot_api.layer_block import layer_blocks
 from taot_api.layer_counts import blocks_of
 from taot_api.measured_rates import MeasuredRates
 from taot_api.published_plan import PlanIdentity
 from taot_api.session_spec import LayerSpec, SessionSpec
-from taot_planning.arrays import MAX_COUNT, IntArray
+from taot_planning.arrays import MAX_COUNT, IntArray, read_only
 
 FALLBACK_REASONS = frozenset(
     {
@@ -89,7 +90,7 @@ class RoutingReport:
     valid_tokens_R: IntArray
     """Tokens that were routed on each rank, padding left out. Shape: [ranks]."""
 
-    counts_L: tuple[IntArray, ...]
+    counts_L: Sequence[IntArray]
     """Tokens routed from each source rank to each expert, one [ranks, experts] array per layer. What was decoded is
     `LayerCounts`."""
 
@@ -124,7 +125,8 @@ def check_report(report: RoutingReport, spec: SessionSpec, *, layers: tuple[Laye
     if report.valid_tokens_R.shape != (num_ranks,):
         message = f"needs one entry per rank ({num_ranks}), got {report.valid_tokens_R.size}"
         raise ContractError(Reason.INVALID_COUNTS, message, field="valid_token_counts")
-    if report.valid_tokens_R.min() < 0 or report.valid_tokens_R.max() > MAX_COUNT:
+    # Read without its sign, what is negative is above the bound too.
+    if report.valid_tokens_R.view(np.uint64).max(initial=0) > MAX_COUNT:
         outside = (report.valid_tokens_R < 0) | (report.valid_tokens_R > MAX_COUNT)
         rank = int(np.flatnonzero(outside)[0])
         message = f"must be between 0 and 2^31-1, got {report.valid_tokens_R[rank]}"
@@ -136,9 +138,14 @@ def check_report(report: RoutingReport, spec: SessionSpec, *, layers: tuple[Laye
         _check_telemetry(telemetry, field=f"telemetry[{rank}]")
     if report.measured_rates is not None:
         report.measured_rates.check(spec)
+    blocks = spec.layer_blocks if layers is None else layer_blocks(layers)
     layers = spec.layers if layers is None else layers
-    wrong = _first_wrong_layer(report.counts_L, layers, report.valid_tokens_R)
-    if wrong is not None:
+    assert len(report.counts_L) == len(layers), "one matrix per layer, as decoding checks"
+    valid_tokens_R = read_only(report.valid_tokens_R)
+    counts = blocks_of(report.counts_L)
+    if not all(block.has_right(each.counts_LRE, valid_tokens_R) for block, each in zip(blocks, counts, strict=True)):
+        wrong = _first_wrong_layer(report.counts_L, layers, report.valid_tokens_R)
+        assert wrong is not None, "the rules are the same"
         _refuse_counts(report.counts_L[wrong], layers[wrong], report.valid_tokens_R, field=f"token_counts[{wrong}]")
 
 
@@ -162,22 +169,13 @@ def _check_telemetry(telemetry: RankTelemetry, *, field: str) -> None:
 def _first_wrong_layer(
     counts_L: Sequence[IntArray], layers: Sequence[LayerSpec], valid_tokens_R: IntArray
 ) -> int | None:
-    """Index of the first layer whose counts are to be refused; layers of one size are judged together."""
-    assert len(counts_L) == len(layers), "one matrix per layer, as decoding checks"
-    wrong: list[int] = []
-    for block in blocks_of(counts_L):
-        counts_LRE, indices = block.counts_LRE, block.layers
-        top_k_L = np.array([layers[index].top_k for index in indices])
-        missing_LR = valid_tokens_R * top_k_L[:, None] - counts_LRE.sum(axis=2)
-        # A token chooses an expert at most once. Valid tokens are in the range of counts; read without its sign, what
-        # is negative is above them.
-        is_beyond_LR = counts_LRE.view(np.uint64).max(axis=2, initial=0) > valid_tokens_R.view(np.uint64)
-        if not (missing_LR.any() or is_beyond_LR.any()):
-            continue
-        drops_L = np.array([layers[index].drops_tokens for index in indices])
-        is_right_LR = ~is_beyond_LR & ((missing_LR == 0) | (drops_L[:, None] & (missing_LR > 0)))
-        wrong += np.array(indices)[~is_right_LR.all(axis=1)].tolist()
-    return min(wrong, default=None)
+    """Index of the first layer whose counts are to be refused."""
+    for index, (counts_RE, layer) in enumerate(zip(counts_L, layers, strict=True)):
+        missing_R = valid_tokens_R * layer.top_k - counts_RE.sum(axis=1)
+        is_in_range = counts_RE.min(initial=0) >= 0 and (counts_RE <= valid_tokens_R[:, None]).all()
+        if not is_in_range or (missing_R < 0).any() or (missing_R.any() and not layer.drops_tokens):
+            return index
+    return None
 
 
 def _refuse_counts(counts_RE: IntArray, layer: LayerSpec, valid_tokens_R: IntArray, *, field: str) -> NoReturn:

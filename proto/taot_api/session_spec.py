@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from taot_api.contract_error import ContractError, Reason
+from taot_api.layer_block import LayerBlock, layer_blocks
 from taot_planning import ALGORITHMS, PlanningOptions, Topology
 from taot_planning.arrays import IntArray, frozen_ints
 from taot_planning.layer_problem import MAX_TOKEN_PICOSECONDS, LayerRates, check_homes
@@ -127,6 +129,11 @@ class SessionSpec:
     def effective_recent_reports(self) -> int:
         """Recent reports to hold for, after the default has been filled in."""
         return DEFAULT_RECENT_REPORTS if self.recent_reports is None else self.recent_reports
+
+    @cached_property
+    def layer_blocks(self) -> tuple[LayerBlock, ...]:
+        """The layers, those with as many experts together."""
+        return layer_blocks(self.layers)
 
     def _check_options(self) -> None:
         if self.plan_interval < 1:

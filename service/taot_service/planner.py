@@ -5,10 +5,12 @@ Lives on one event loop. Decisions are the sessions'; this module reads clocks, 
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import time
 import uuid
 
+from taot_api import layer_block
 from taot_api.contract_error import ContractError, Reason
 from taot_api.published_plan import PublishedPlan
 from taot_api.routing_report import RoutingReport
@@ -95,6 +97,7 @@ class Planner:
     async def warm_up(self) -> None:
         """Compiles the kernels in a solver thread."""
         start = time.monotonic()
+        await asyncio.get_running_loop().run_in_executor(None, layer_block.warm_up)
         await self._pool.warm_up()
         self.is_warm = True
         if not self.was_used:
@@ -158,7 +161,8 @@ class Planner:
             )
         if decision.outcome is not ReportOutcome.REPEATED:
             self.changes.note_session(session.session_id)
-        self._pool.wake()
+        if decision.superseded is None:  # else as much waits as before
+            self._pool.wake()
 
     async def plan_now(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -46,7 +47,7 @@ class PlanningWork:
     report: RoutingReport
     """The counts."""
 
-    recent_L: tuple[IntArray, ...] = ()
+    recent_L: Sequence[IntArray] = ()
     """Tokens of each expert in the reports before, newest first, which the placement should hold for as well:
     one [micro-batches, experts] array per layer, or none."""
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from typing import overload
 
 import numpy as np
 
@@ -18,6 +21,35 @@ class _Entry:
 
     tokens: list[IntArray]
     """Tokens of each expert, one [layers, experts] array for each of the blocks of the counts."""
+
+
+class EarlierTokens(Sequence[IntArray]):
+    """Tokens of each expert in some reports: one [reports, experts] array per layer, made when somebody asks."""
+
+    def __init__(self, entries: Sequence[_Entry], report: RoutingReport) -> None:
+        """Of reports of the same layers as `report`."""
+        self._entries, self._counts_L = entries, report.counts_L
+
+    def __len__(self) -> int:
+        return len(self._counts_L)
+
+    @overload
+    def __getitem__(self, index: int) -> IntArray: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[IntArray, ...]: ...
+    def __getitem__(self, index: int | slice) -> IntArray | tuple[IntArray, ...]:
+        return self._tokens_L[index]
+
+    @cached_property
+    def _tokens_L(self) -> tuple[IntArray, ...]:
+        tokens_L: dict[int, IntArray] = {}
+        for index, block in enumerate(blocks_of(self._counts_L)):
+            num_layers, _, num_experts = block.counts_LRE.shape
+            tokens_LNE = np.empty((num_layers, len(self._entries), num_experts), dtype=np.int64)
+            for place, entry in enumerate(self._entries):
+                tokens_LNE[:, place] = entry.tokens[index]
+            tokens_L.update(zip(block.layers, tokens_LNE, strict=True))
+        return tuple(tokens_L[layer] for layer in range(len(tokens_L)))
 
 
 class RecentTokens:
@@ -37,7 +69,7 @@ class RecentTokens:
         self._entries.sort(key=lambda entry: entry.source, reverse=True)
         del self._entries[self._capacity :]
 
-    def before(self, report: RoutingReport) -> tuple[IntArray, ...]:
+    def before(self, report: RoutingReport) -> Sequence[IntArray]:
         """Tokens of each expert in the reports before this one, newest first.
 
         Returns:
@@ -47,12 +79,4 @@ class RecentTokens:
         if not self._capacity:
             return ()
         source = (report.step, report.micro_batch)
-        older = [entry.tokens for entry in self._entries if entry.source < source]
-        recent_L: dict[int, IntArray] = {}
-        for index, block in enumerate(blocks_of(report.counts_L)):
-            num_layers, _, num_experts = block.counts_LRE.shape
-            recent_LNE = np.empty((num_layers, len(older), num_experts), dtype=np.int64)
-            for place, tokens in enumerate(older):
-                recent_LNE[:, place] = tokens[index]
-            recent_L.update(zip(block.layers, recent_LNE, strict=True))
-        return tuple(recent_L[layer] for layer in range(len(recent_L)))
+        return EarlierTokens([entry for entry in self._entries if entry.source < source], report)

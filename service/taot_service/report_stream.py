@@ -18,11 +18,14 @@ from taot_service.refusal import refusal_of
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 
-ANSWER_SECONDS = 0.01
-"""Between two answers of a call: who reports more often has several reports answered by one."""
+SOON_SECONDS = 0.01
+"""From one answer of a call to the next, where a single report waits for it: its sender may wait as well."""
 
-MANY_REPORTS = 32
-"""Reports that are answered together at most. With as many unanswered nothing more is read."""
+LATER_SECONDS = 0.025
+"""The same where several wait, whose sender goes on without."""
+
+MANY_REPORTS = 16
+"""Reports that are answered at once. With twice as many unanswered nothing more is read."""
 
 ENDING = frozenset({Reason.SESSION_NOT_FOUND, Reason.UNAUTHENTICATED, Reason.SHUTTING_DOWN, Reason.OVERLOADED})
 """What is wrong with the call and not with one of its reports."""
@@ -72,7 +75,7 @@ class ReportStream:
         try:
             while self._end is None and (request := await self._context.read()) is not grpc.aio.EOF:
                 self._take(reports, request)
-                while self._num_unanswered >= MANY_REPORTS and not writing.done():
+                while self._num_unanswered >= 2 * MANY_REPORTS and not writing.done():
                     self._has_room.clear()
                     await self._has_room.wait()
         finally:
@@ -124,8 +127,17 @@ class ReportStream:
         if self._has_taken:
             answer.response.CopyFrom(reports.answer())
         self._num_unanswered, self._has_taken = 0, False
-        self._pause = asyncio.get_running_loop().call_later(ANSWER_SECONDS, self._end_pause)
+        if self._pause is not None:
+            self._pause.cancel()
+        self._pause = asyncio.get_running_loop().call_later(SOON_SECONDS, self._end_first_pause)
         return answer
+
+    def _end_first_pause(self) -> None:
+        if self._num_unanswered > 1:
+            rest_seconds = LATER_SECONDS - SOON_SECONDS
+            self._pause = asyncio.get_running_loop().call_later(rest_seconds, self._end_pause)
+        else:
+            self._end_pause()
 
     def _end_pause(self) -> None:
         self._pause = None

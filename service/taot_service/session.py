@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -209,7 +210,7 @@ class Session:
         self._waiting = self._improvement = None
         return dropped
 
-    def _work_for(self, report: RoutingReport, recent_L: tuple[IntArray, ...], now_seconds: float) -> PlanningWork:
+    def _work_for(self, report: RoutingReport, recent_L: Sequence[IntArray], now_seconds: float) -> PlanningWork:
         # Other algorithms know no effort.
         is_timed = self.spec.algorithm == "taot" and self.spec.options.effort == "balanced"
         return PlanningWork(

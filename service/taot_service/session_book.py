@@ -167,10 +167,14 @@ class SessionBook:
         """Takes a checked report of an open session."""
         session = self.find(session_id, now_seconds=now_seconds)
         decision = session.accept(report, now_seconds=now_seconds)
-        for dropped in (decision.superseded, decision.outdated):
-            if dropped is not None and dropped in self.queue:
-                self.queue.discard(dropped)
-        self._queue(session)
+        superseded, outdated = decision.superseded, decision.outdated
+        if outdated is not None and outdated in self.queue:
+            self.queue.discard(outdated)
+        if superseded is not None and superseded in self.queue:
+            assert session.waiting is not None, "for which it is dropped"
+            self.queue.replace(superseded, session.waiting)
+        else:
+            self._queue(session)
         return decision
 
     def take_work(self, *, now_seconds: float) -> PlanningWork | None:

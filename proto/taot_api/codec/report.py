@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
@@ -10,7 +10,8 @@ from taot_api.codec.duration import decode_seconds, encode_seconds
 from taot_api.codec.plan import decode_identity, encode_identity
 from taot_api.codec.tensor import decode_tensor, encode_tensor, tensor_data
 from taot_api.contract_error import ContractError, Reason
-from taot_api.layer_counts import CountsBlock, LayerCounts, layers_alike
+from taot_api.layer_block import LayerBlock, layer_blocks
+from taot_api.layer_counts import CountsBlock, LayerCounts
 from taot_api.measured_rates import MeasuredRates
 from taot_api.routing_report import RankTelemetry, RoutingReport
 from taot_api.session_spec import LayerSpec, SessionSpec
@@ -44,12 +45,12 @@ def decode_report(
     Raises:
         ContractError: if a tensor does not have the shape that the session declared.
     """
-    layers = spec.layers if layers is None else layers
-    num_ranks = spec.topology.num_ranks
-    if len(message.token_counts) != len(layers):
+    blocks = spec.layer_blocks if layers is None else layer_blocks(layers)
+    num_layers = len(spec.layers if layers is None else layers)
+    if len(message.token_counts) != num_layers:
         raise ContractError(
             Reason.INVALID_COUNTS,
-            f"needs one tensor per layer ({len(layers)}), got {len(message.token_counts)}",
+            f"needs one tensor per layer ({num_layers}), got {len(message.token_counts)}",
             field="token_counts",
         )
     return RoutingReport(
@@ -57,7 +58,7 @@ def decode_report(
         micro_batch=message.micro_batch,
         is_rehearsal=message.is_rehearsal,
         valid_tokens_R=np.array(message.valid_token_counts, dtype=np.int64),
-        counts_L=_decode_counts(message.token_counts, layers, num_ranks),
+        counts_L=_decode_counts(message.token_counts, blocks, spec.topology.num_ranks),
         applied_plan=decode_identity(message.applied_plan) if message.HasField("applied_plan") else None,
         telemetry_R=tuple(
             _decode_telemetry(entry, num_layers=len(spec.layers), field=f"telemetry[{rank}]")
@@ -67,25 +68,21 @@ def decode_report(
     )
 
 
-def _decode_counts(tensors: Sequence[pb.Int32Tensor], layers: Sequence[LayerSpec], num_ranks: int) -> LayerCounts:
-    """Reads the counts of all layers into one array for all with as many experts."""
-    alike = layers_alike(layer.home_E.size for layer in layers)
-    shapes = {num_experts: [num_ranks, num_experts] for num_experts in alike}
-    data_L = []
-    for index, (tensor, layer) in enumerate(zip(tensors, layers, strict=True)):
-        shape, data = shapes[layer.home_E.size], tensor.data
-        if tensor.shape != shape or len(data) != 4 * num_ranks * shape[1]:
-            data = tensor_data(tensor, shape=shape, field=f"token_counts[{index}]")  # which says what is wrong
-        data_L.append(data)
-    return LayerCounts.of_blocks(
-        CountsBlock(
-            layers=indices,
-            counts_LRE=np.frombuffer(b"".join([data_L[index] for index in indices]), dtype="<i4")
-            .reshape(len(indices), num_ranks, num_experts)
-            .astype(np.int64),
-        )
-        for num_experts, indices in alike.items()
-    )
+def _decode_counts(tensors: Sequence[pb.Int32Tensor], blocks: Iterable[LayerBlock], num_ranks: int) -> LayerCounts:
+    """Reads the counts of all layers into one array for each block."""
+    counts = []
+    for block in blocks:
+        shape, num_bytes, parts = [num_ranks, block.num_experts], 4 * num_ranks * block.num_experts, []
+        for index in block.layers:
+            tensor = tensors[index]
+            data = tensor.data
+            if tensor.shape != shape or len(data) != num_bytes:
+                data = tensor_data(tensor, shape=shape, field=f"token_counts[{index}]")  # which says what is wrong
+            parts.append(data)
+        counts_LRE = np.frombuffer(b"".join(parts), dtype="<i4").reshape(len(parts), *shape).astype(np.int64)
+        counts_LRE.setflags(write=False)
+        counts.append(CountsBlock(layers=block.layers, counts_LRE=counts_LRE))
+    return LayerCounts(counts)
 
 
 def _decode_rates(message: pb.MeasuredRates) -> MeasuredRates:
