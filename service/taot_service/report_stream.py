@@ -21,7 +21,7 @@ Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 SOON_SECONDS = 0.01
 """From one answer of a call to the next, where a single report waits for it: its sender may wait as well."""
 
-LATER_SECONDS = 0.025
+LATER_SECONDS = 0.05
 """The same where several wait, whose sender goes on without."""
 
 MANY_REPORTS = 16
