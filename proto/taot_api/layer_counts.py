@@ -21,6 +21,9 @@ class CountsBlock:
     counts_LRE: IntArray
     """Their counts, read-only. Shape: [these layers, ranks, experts]."""
 
+    tokens_LE: IntArray
+    """Tokens of each expert, over all ranks."""
+
 
 class LayerCounts(Sequence[IntArray]):
     """One read-only [ranks, experts] array per layer: a view of its block, made when somebody asks for it."""
@@ -60,7 +63,7 @@ def blocks_of(counts_L: Sequence[IntArray]) -> tuple[CountsBlock, ...]:
     for layers in layers_alike(counts_RE.shape[1] for counts_RE in counts_L).values():
         counts_LRE = np.stack([counts_L[layer] for layer in layers]).astype(np.int64)
         counts_LRE.setflags(write=False)
-        blocks.append(CountsBlock(layers=layers, counts_LRE=counts_LRE))
+        blocks.append(CountsBlock(layers=layers, counts_LRE=counts_LRE, tokens_LE=counts_LRE.sum(axis=1)))
     return tuple(blocks)
 
 

@@ -25,17 +25,22 @@ def kernel(function: _Function) -> _Function:
     A compiled kernel holds what it calls, also of other files, while numba's disk cache looks at the kernel's own file
     alone. So what is on disk is marked with all that the file imports, and not used after any of it has changed.
     """
-    return _compile(function)
+    return _compile(function, nogil=True)
+
+
+def brief_kernel(function: _Function) -> _Function:
+    """As `kernel`, but holds the GIL: for microseconds between others, after which it would have to be waited for."""
+    return _compile(function, nogil=False)
 
 
 def _compile(function: _Function, **flags: bool) -> _Function:
     njit: Any = numba.njit  # its types leave out a flag that numba has for itself
     try:
-        compiled = njit(cache=True, nogil=True, **flags)(function)
+        compiled = njit(cache=True, **flags)(function)
         if compiled is not function:  # as it is where NUMBA_DISABLE_JIT is set
             _mark(compiled, imported_digest(function.__module__))
     except (RuntimeError, AttributeError):  # no place for a cache, or numba has another one than `_mark` knows
-        compiled = njit(nogil=True, **flags)(function)
+        compiled = njit(**flags)(function)
     return cast(_Function, compiled)
 
 
@@ -45,7 +50,7 @@ def inner_kernel(function: _Function) -> _Function:
     A kernel counts each array it is given in and out, atomically: for a state of twenty arrays that takes longer than
     a short loop over one of them. Whoever calls holds them anyway. What would have to make an array does not compile.
     """
-    return _compile(function, _nrt=False)
+    return _compile(function, nogil=True, _nrt=False)
 
 
 def _mark(compiled: Any, digest: str) -> None:

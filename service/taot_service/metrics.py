@@ -92,6 +92,7 @@ class ServiceMetrics:
         self.reports = self._counter(
             "taot_reports", "Routing reports by what became of them.", outcome=[each.value for each in ReportOutcome]
         )
+        self._report_outcomes = {each: self.reports.labels(each.value) for each in ReportOutcome}
         self.plans = self._counter("taot_plans", "Plans by what became of them.", outcome=PLAN_OUTCOMES)
         self.refusals = self._counter(
             "taot_refusals", "Calls that were refused, by reason.", reason=[each.name for each in Reason]
@@ -132,6 +133,10 @@ class ServiceMetrics:
     def show(self, name: str, text: str, count: Callable[[], float]) -> None:
         """Adds a gauge that is asked for its value whenever somebody looks."""
         self._gauge(name, text).set_function(count)
+
+    def count_report(self, outcome: ReportOutcome) -> None:
+        """Counts a report that was taken."""
+        self._report_outcomes[outcome].inc()
 
     def count_refusal(self, reason: Reason) -> None:
         """Counts a call that was refused."""

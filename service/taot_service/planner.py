@@ -10,7 +10,7 @@ import logging
 import time
 import uuid
 
-from taot_api import layer_block
+from taot_api import count_kernels
 from taot_api.contract_error import ContractError, Reason
 from taot_api.published_plan import PublishedPlan
 from taot_api.routing_report import RoutingReport
@@ -97,7 +97,7 @@ class Planner:
     async def warm_up(self) -> None:
         """Compiles the kernels in a solver thread."""
         start = time.monotonic()
-        await asyncio.get_running_loop().run_in_executor(None, layer_block.warm_up)
+        await asyncio.get_running_loop().run_in_executor(None, count_kernels.warm_up)
         await self._pool.warm_up()
         self.is_warm = True
         if not self.was_used:
@@ -150,7 +150,7 @@ class Planner:
         if self.traces is not None:
             self.traces.keep_report(session.session_id, report)
         decision = self._book.accept_report(session.session_id, report, now_seconds=time.monotonic())
-        self.metrics.reports.labels(decision.outcome.value).inc()
+        self.metrics.count_report(decision.outcome)
         if decision.superseded is not None:
             self.metrics.plans.labels("superseded").inc()
         if decision.outdated is not None:

@@ -64,7 +64,7 @@ class RecentTokens:
         """Remembers a report of training tokens; past the capacity the oldest is forgotten."""
         if not self._capacity:
             return
-        tokens = [block.counts_LRE.sum(axis=1) for block in blocks_of(report.counts_L)]
+        tokens = [block.tokens_LE for block in blocks_of(report.counts_L)]
         self._entries.append(_Entry(source=(report.step, report.micro_batch), tokens=tokens))
         self._entries.sort(key=lambda entry: entry.source, reverse=True)
         del self._entries[self._capacity :]

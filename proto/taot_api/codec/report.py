@@ -10,6 +10,7 @@ from taot_api.codec.duration import decode_seconds, encode_seconds
 from taot_api.codec.plan import decode_identity, encode_identity
 from taot_api.codec.tensor import decode_tensor, encode_tensor, tensor_data
 from taot_api.contract_error import ContractError, Reason
+from taot_api.count_kernels import unpack
 from taot_api.layer_block import LayerBlock, layer_blocks
 from taot_api.layer_counts import CountsBlock, LayerCounts
 from taot_api.measured_rates import MeasuredRates
@@ -79,9 +80,12 @@ def _decode_counts(tensors: Sequence[pb.Int32Tensor], blocks: Iterable[LayerBloc
             if tensor.shape != shape or len(data) != num_bytes:
                 data = tensor_data(tensor, shape=shape, field=f"token_counts[{index}]")  # which says what is wrong
             parts.append(data)
-        counts_LRE = np.frombuffer(b"".join(parts), dtype="<i4").reshape(len(parts), *shape).astype(np.int64)
+        raw_LRE = np.frombuffer(b"".join(parts), dtype="<i4").reshape(len(parts), *shape)
+        counts_LRE = np.empty(raw_LRE.shape, dtype=np.int64)
+        tokens_LE = np.zeros((len(parts), block.num_experts), dtype=np.int64)
+        unpack(raw_LRE, counts_LRE, tokens_LE)
         counts_LRE.setflags(write=False)
-        counts.append(CountsBlock(layers=block.layers, counts_LRE=counts_LRE))
+        counts.append(CountsBlock(layers=block.layers, counts_LRE=counts_LRE, tokens_LE=tokens_LE))
     return LayerCounts(counts)
 
 
