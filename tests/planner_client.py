@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import queue
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -53,6 +54,48 @@ class PlannerClient:
                 watch.cancel()
                 return plan
         raise AssertionError("the watch ended without the plan")
+
+
+class ReportStream:
+    """A stream of reports: what is sent, and what has been answered so far."""
+
+    def __init__(self, stub: PlannerServiceStub, **options: Any) -> None:
+        self._requests: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        self.call = stub.StreamReports(iter(self._requests.get, None), **({"timeout": CALL_SECONDS} | options))
+        self.num_answered = 0
+        self.refused: dict[int, bytes] = {}
+        self.response: pb.ReportRoutingResponse | None = None
+
+    def send(self, session_id: str, report: RoutingReport) -> None:
+        self.send_message(encode_report(session_id, report))
+
+    def send_message(self, report: pb.ReportRoutingRequest) -> None:
+        self._requests.put(pb.StreamReportsRequest(report=report))
+
+    def end(self) -> None:
+        """Sends nothing more; needed in the end, however the call has ended."""
+        self._requests.put(None)
+
+    def read(self, num_answered: int | None = None) -> None:
+        """Reads answers until there are that many, or all; raises what the call ends with."""
+        while num_answered is None or self.num_answered < num_answered:
+            answer = next(self.call, None)
+            if answer is None:
+                return
+            self.num_answered = answer.answered_count
+            self.refused |= {each.index: each.status for each in answer.refused_reports}
+            if answer.HasField("response"):
+                self.response = answer.response
+
+
+@contextlib.contextmanager
+def report_stream(stub: PlannerServiceStub, **options: Any) -> Iterator[ReportStream]:
+    stream = ReportStream(stub, **options)
+    try:
+        yield stream
+    finally:
+        stream.end()
+        stream.call.cancel()
 
 
 def read_plan(message: pb.Plan, spec: SessionSpec) -> PublishedPlan:

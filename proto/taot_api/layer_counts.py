@@ -45,7 +45,8 @@ class LayerCounts(Sequence[IntArray]):
         if isinstance(index, slice):
             return tuple(self)[index]
         block, place = self._places[range(len(self))[index]]
-        return block.counts_LRE[place]
+        counts_RE: IntArray = block.counts_LRE[place]
+        return counts_RE
 
     def __iter__(self) -> Iterator[IntArray]:
         return (self[index] for index in range(len(self)))

@@ -49,7 +49,7 @@ class PlanTraces:
 
         with self._tracer.start_as_current_span(
             "taot ReportRouting",
-            from_metadata(trace_context.items()),
+            from_metadata(tuple(trace_context.items())),
             kind=SpanKind.SERVER,
             record_exception=False,
             set_status_on_exception=False,

@@ -83,7 +83,7 @@ def test_without_a_known_token_nothing_is_answered(planner, channel, token):
 
 def test_a_method_is_there_for_a_contract_that_no_stub_has_left_out():
     methods = {method.name for method in pb.DESCRIPTOR.services_by_name["PlannerService"].methods}
-    assert methods == {"OpenSession", "WatchPlans", "CloseSession", *calls_of("x", SPEC_A)}
+    assert methods == {"OpenSession", "StreamReports", "WatchPlans", "CloseSession", *calls_of("x", SPEC_A)}
 
 
 @pytest.mark.parametrize("token", [READ, ADMIN], ids=["read", "admin"])

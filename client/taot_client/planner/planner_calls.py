@@ -16,6 +16,7 @@ import grpc
 from taot_api.v1 import planner_pb2 as pb
 from taot_api.v1.planner_pb2_grpc import PlannerServiceStub
 from taot_client.planner.call_spans import CallSpans
+from taot_client.planner.report_calls import ReportCalls
 
 
 class LostCallError(grpc.RpcError):
@@ -101,13 +102,18 @@ class PlannerCalls:
         self._connections = connections
         self._token = token
         self._spans = spans
+        self._report_calls = ReportCalls(connections, self._token_metadata)
 
     def OpenSession(self, request: pb.OpenSessionRequest, *, timeout: float) -> pb.OpenSessionResponse:
         """Opens a session."""
         return cast(pb.OpenSessionResponse, self._call("OpenSession", request, timeout))
 
     def ReportRouting(self, request: pb.ReportRoutingRequest, *, timeout: float) -> pb.ReportRoutingResponse:
-        """Reports counts."""
+        """Reports counts, over the stream of the session where the planner has streams. For one thread."""
+        if self._report_calls.has_stream(request.session_id):
+            answer = self._stream(request, timeout)
+            if answer is not None:
+                return answer
         return cast(pb.ReportRoutingResponse, self._call("ReportRouting", request, timeout))
 
     def PlanNow(self, request: pb.PlanNowRequest, *, timeout: float) -> pb.PlanNowResponse:
@@ -123,6 +129,14 @@ class PlannerCalls:
         with self._connections.in_use() as stub:
             call = stub.WatchPlans(request, metadata=self._token_metadata())
         return call if self._spans is None else self._spans.watch(call)
+
+    def _stream(self, report: pb.ReportRoutingRequest, timeout: float) -> pb.ReportRoutingResponse | None:
+        request = pb.StreamReportsRequest(report=report)
+        if self._spans is None:
+            return self._report_calls.send(request, timeout=timeout)
+        with self._spans.call("ReportRouting", report) as context:
+            request.trace_context.update(context)
+            return self._report_calls.send(request, timeout=timeout)
 
     def _call(self, method: str, request: Any, timeout: float) -> Any:
         metadata = self._token_metadata()

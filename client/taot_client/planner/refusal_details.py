@@ -11,7 +11,8 @@ from google.rpc import error_details_pb2, status_pb2
 
 from taot_api.codec.duration import decode_seconds
 
-_DETAILS_KEY = "grpc-status-details-bin"
+DETAILS_KEY = "grpc-status-details-bin"
+"""Metadata that holds a serialized google.rpc.Status."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +31,7 @@ class RefusalDetails:
 
 def details_of(error: Any) -> RefusalDetails:
     """Reads the details of a failed call, a `grpc.RpcError`. What cannot be read is left out."""
-    packed = dict(error.trailing_metadata() or ()).get(_DETAILS_KEY)
+    packed = dict(error.trailing_metadata() or ()).get(DETAILS_KEY)
     if not isinstance(packed, bytes):
         return RefusalDetails()
     info, retry = error_details_pb2.ErrorInfo(), error_details_pb2.RetryInfo()
