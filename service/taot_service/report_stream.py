@@ -27,7 +27,15 @@ LATER_SECONDS = 0.05
 MANY_REPORTS = 16
 """Reports that are answered at once. With twice as many unanswered nothing more is read."""
 
-ENDING = frozenset({Reason.SESSION_NOT_FOUND, Reason.UNAUTHENTICATED, Reason.SHUTTING_DOWN, Reason.OVERLOADED})
+ENDING = frozenset(
+    {
+        Reason.SESSION_NOT_FOUND,
+        Reason.STALE_INCARNATION,
+        Reason.UNAUTHENTICATED,
+        Reason.SHUTTING_DOWN,
+        Reason.OVERLOADED,
+    }
+)
 """What is wrong with the call and not with one of its reports."""
 
 

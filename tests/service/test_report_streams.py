@@ -156,8 +156,8 @@ def test_a_stream_of_no_session_ends(client):
     assert (seen.code, seen.info.reason) == (grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND")
 
 
-@pytest.mark.parametrize("way", ["closed", "replaced"])
-def test_an_idle_stream_ends_with_its_session(planner, client, way):
+@pytest.mark.parametrize(("way", "reason"), [("closed", "SESSION_NOT_FOUND"), ("replaced", "STALE_INCARNATION")])
+def test_an_idle_stream_ends_with_its_session(planner, client, way, reason):
     session_id = client.open(SPEC)
     with report_stream(client.stub) as stream:
         stream.send(session_id, make_report(SPEC, step=1))
@@ -166,7 +166,7 @@ def test_an_idle_stream_ends_with_its_session(planner, client, way):
             client.stub.CloseSession(pb.CloseSessionRequest(session_id=session_id), timeout=CALL_SECONDS)
         else:
             client.open(make_spec(training_job="job-a", incarnation=2))
-        assert refusal(stream.read).info.reason == "SESSION_NOT_FOUND"
+        assert refusal(stream.read).info.reason == reason
     assert eventually(lambda: num_streams(planner) == 0)
 
 
@@ -186,10 +186,12 @@ def test_streams_are_bounded_and_take_no_room_of_calls():
     config = ServiceConfig(max_watches=2, max_calls=1, publish_within=1000.0)
     with running_planner(config) as planner, planner_client(planner.address) as client, contextlib.ExitStack() as stack:
         session_id = client.open(SPEC)
-        streams = [stack.enter_context(report_stream(client.stub)) for _ in range(3)]
-        for step, stream in enumerate(streams[:2]):
-            stream.send(session_id, make_report(SPEC, step=step))
-            stream.read(1)
+        streams = []
+        for step in range(2):
+            streams.append(stack.enter_context(report_stream(client.stub)))
+            streams[-1].send(session_id, make_report(SPEC, step=step))
+            streams[-1].read(1)
+        streams.append(stack.enter_context(report_stream(client.stub)))
         # Two are of the session by now, and one is of none yet, which is all the room that there is.
         assert eventually(lambda: num_streams(planner) == 3)
         assert refusal(stack.enter_context(report_stream(client.stub)).read).info.reason == "OVERLOADED"
