@@ -52,13 +52,14 @@ class ReportCall:
         self._refused: dict[int, bytes] = {}
         self._response = pb.ReportRoutingResponse()
         self._error: grpc.RpcError | None = None
+        self._is_closed = False
         # gRPC reads it in a thread of its own, which ends with None.
         self._call = open_call(iter(self._requests.get, None))
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is answered any more."""
-        return self._error is not None
+        """Whether no report should be sent any more."""
+        return self._is_closed or self._error is not None
 
     @property
     def has_answered(self) -> bool:
@@ -78,7 +79,7 @@ class ReportCall:
         index, self._num_sent = self._num_sent, self._num_sent + 1
         self._requests.put(request)
         with self._changed:
-            in_time = self._changed.wait_for(lambda: self._num_answered > index or self.is_over, timeout)
+            in_time = self._changed.wait_for(lambda: self._num_answered > index or self._error is not None, timeout)
             if self._num_answered > index:
                 status = self._refused.pop(index, None)
                 if status is not None:
@@ -92,6 +93,7 @@ class ReportCall:
 
     def close(self) -> None:
         """Ends the call."""
+        self._is_closed = True
         self._call.cancel()
 
     def _read(self, on_over: Callable[[], None]) -> None:
