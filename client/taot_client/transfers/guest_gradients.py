@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from taot_client.home_experts import Weights, split_fused
+from taot_client.transfers.graph_nodes import applied, differentiable_once
 from taot_client.transfers.layer_route import LayerRoute
 from taot_client.transfers.shipment import Mover, Shipment, WaitClock
 from taot_client.transfers.transfer_schedule import Move, gradient_order
@@ -130,13 +130,16 @@ class _GuestEntry(torch.autograd.Function):
     ) -> Weights:
         del anchor
         ctx.deliver = deliver
-        return (x_guest.view_as(x_guest), *(weight.view_as(weight) for weight in weights))
+        return (x_guest.view_as(x_guest), *[weight.view_as(weight) for weight in weights])
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, grad_x: torch.Tensor, *grad_weights: torch.Tensor) -> tuple[Any, ...]:
         ctx.deliver(grad_weights)
-        return (None, None, grad_x, *(None for _ in grad_weights))
+        return (None, None, grad_x, *[None] * len(grad_weights))
+
+
+_enter = applied(_GuestEntry)
 
 
 def enter_guests(
@@ -147,7 +150,7 @@ def enter_guests(
     `deliver` runs once in backward on every rank, also on those without guests: it is a point of the program at
     which ranks may act together.
     """
-    x_guest, *weights = _GuestEntry.apply(_ANCHOR, deliver, x_guest, *weights)  # type: ignore[no-untyped-call]
+    x_guest, *weights = _enter(_ANCHOR, deliver, x_guest, *weights)
     return x_guest, tuple(weights)
 
 
@@ -157,13 +160,16 @@ class _GuestExit(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, before: Callable[[], None], *outputs: torch.Tensor) -> Weights:
         ctx.before = before
-        return tuple(output.view_as(output) for output in outputs)
+        return tuple([output.view_as(output) for output in outputs])
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         ctx.before()
         return (None, *grads)
+
+
+_leave = applied(_GuestExit)
 
 
 def exit_guests(outputs: Sequence[torch.Tensor], *, before: Callable[[], None]) -> list[torch.Tensor]:
@@ -171,7 +177,7 @@ def exit_guests(outputs: Sequence[torch.Tensor], *, before: Callable[[], None]) 
 
     Like the entry it runs on every rank; where there are no guests, the output is what the entry returned.
     """
-    return list(_GuestExit.apply(before, *outputs))  # type: ignore[no-untyped-call]
+    return list(_leave(before, *outputs))
 
 
 class _HomeGate(torch.autograd.Function):
@@ -180,12 +186,15 @@ class _HomeGate(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, collect: Collect, split: Split, *weights: torch.Tensor) -> Weights:
         ctx.collect, ctx.split = collect, split
-        return tuple(weight.view_as(weight) for weight in weights)
+        return tuple([weight.view_as(weight) for weight in weights])
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[Any, ...]:
         return (None, None, *add_guest_gradients(grads, ctx.collect(), split=ctx.split))
+
+
+_pass_gate = applied(_HomeGate)
 
 
 def gate_weights(weights: Weights, *, collect: Collect, split: Split = split_fused) -> Weights:
@@ -196,7 +205,7 @@ def gate_weights(weights: Weights, *, collect: Collect, split: Split = split_fus
         collect: called in backward; returns (local expert, gradients) per guest in the order of addition.
         split: the views of each expert, see `HomeExperts.split`.
     """
-    gated: Weights = _HomeGate.apply(collect, split, *weights)  # type: ignore[no-untyped-call]
+    gated: Weights = _pass_gate(collect, split, *weights)
     return gated
 
 
