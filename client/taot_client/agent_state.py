@@ -14,7 +14,7 @@ from taot_client.groups import ExpertParallelGroup
 from taot_client.layer_pass import LayerPass
 from taot_client.measuring.gate_keeper import StepObservation
 from taot_client.measuring.link_meter import LinkMeter
-from taot_client.measuring.pass_outcomes import OpenPass, PassOutcomes
+from taot_client.measuring.pass_outcomes import NotedPass, PassOutcomes
 from taot_client.measuring.step_measured import StepMeasured, measured_row
 from taot_client.options import AgentOptions
 from taot_client.pass_split import PassSplit
@@ -66,7 +66,7 @@ class AgentState:
         self.step = -1
         self.num_invalid_ids = 0
         self.is_in_step = False
-        self.weight_changes = WeightChanges(num_ranks=group.size)
+        self.weight_changes = WeightChanges()
         self.trace: TraceFile | None = None
         self._record: StepRecord | None = None
         self._is_mismatch = False
@@ -164,21 +164,14 @@ class AgentState:
     def note_pass(self, layer: LayerAgent, layer_pass: LayerPass, split: PassSplit) -> None:
         """Notes a pass and the split of its tokens; the leader reports complete micro-batches."""
         index, counts_RE = layer.route.layer, layer_pass.gathered.counts_RE
-        computed_R = layer_pass.gathered.computed_tokens_R
-        self._settle(index, computed_R)
         if self.mode is StepMode.OBSERVE:
             problem = LayerProblem(counts_RE=counts_RE, home_E=layer.home_E, topology=self.timed_topology)
             would_be_R = plan_from_guests(problem, self.planned_guests(index)).loads_R(problem)
             self._add_pass(index, split.static_R, would_be_R, would_be_R)
         else:
-            started = OpenPass(
-                counts_RE=counts_RE,
-                static_R=split.static_R,
-                planned_R=split.planned_R,
-                before_R=computed_R,
-                has_guests=layer_pass.has_guests,
-            )
-            self._outcomes.begin(index, started)
+            before_R = layer_pass.gathered.computed_tokens_R
+            noted = NotedPass(split.static_R, split.planned_R, before_R, split.has_guests)
+            self._outcomes.note(index, counts_RE, noted)
         site = layer_pass.site
         if self.trace is not None and site.step >= 0:
             self.trace.add(step=site.step, micro_batch=site.micro_batch, layer=site.layer, counts_RE=counts_RE)
@@ -251,8 +244,8 @@ class AgentState:
         self.is_in_step = False
         row_N = measured_row([layer.meter for layer in self.layers], self.links.totals())
         measured = StepMeasured.of_rows(self.control.gather(row_N), num_layers=len(self.layers))
-        for layer in range(len(self.layers)):
-            self._settle(layer, measured.computed_tokens_RL[:, layer])
+        for layer, *loads in self._outcomes.settle(measured.computed_tokens_RL):
+            self._add_pass(layer, *loads)
         if self.leader is not None:
             seen = StepObservation(
                 step=self.step,
@@ -263,12 +256,6 @@ class AgentState:
             self.leader.observe(seen)
         layers_off = tuple(each.route.name for each in self.layers if self.record.gates.is_off(each.route.layer))
         return self._tally.summary(step=self.step, mode=self.mode, reason=self.record.reason, layers_off=layers_off)
-
-    def _settle(self, layer: int, computed_R: IntArray) -> None:
-        """Notes what the last pass of a layer came to, now that all ranks have told."""
-        loads = self._outcomes.settle(layer, computed_R)
-        if loads is not None:
-            self._add_pass(layer, *loads)
 
     def _add_pass(self, layer: int, static_R: IntArray, planned_R: IntArray, achieved_R: IntArray) -> None:
         speed_milli_R = self.topology.speed_milli_R

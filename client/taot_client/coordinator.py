@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from taot_client.counts_gather import NO_STEP, CallSite, GatheredCounts, count_choices, gather_counts
+from taot_client.counts_gather import NO_STEP, CallSite, GatheredCounts, GatherRoom, count_choices, gather_counts
 from taot_client.groups import ExpertParallelGroup
 from taot_client.home_experts import Weights
 from taot_client.layer_pass import LayerPass
@@ -56,6 +56,7 @@ class PlainCoordinator:
         self._group = group
         self._home_E = home_E
         self._on_pass = on_pass
+        self._room = GatherRoom(num_ranks=group.size, num_experts=home_E.size)
 
     def gate(self, weights: Weights) -> Weights:
         """Nothing stands between the layer and its weights."""
@@ -68,8 +69,8 @@ class PlainCoordinator:
     def admit(self, experts_TK: torch.Tensor) -> LayerPass:
         """Gathers the counts, which the split sizes need anyway."""
         site = CallSite(step=NO_STEP, micro_batch=0, layer=0)
-        local = count_choices(experts_TK, num_experts=self._home_E.size)
-        gathered = gather_counts(self._group, local, site=site)
+        local = count_choices(experts_TK, num_experts=self._home_E.size, room=self._room)
+        gathered = gather_counts(self._group, local, site=site, room=self._room)
         if self._on_pass is not None:
             self._on_pass(gathered)
         return home_only_pass(self._group, self._home_E, experts_TK, gathered, site=site)

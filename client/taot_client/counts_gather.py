@@ -7,14 +7,13 @@ step rest on. What a rank has measured rides along, so that the leader can repor
 from __future__ import annotations
 
 import struct
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from taot_client.device import to_host
-from taot_client.groups import ExpertParallelGroup, all_gather_host, peers_named
+from taot_client.groups import ExpertParallelGroup, peers_named
 from taot_planning.arrays import MAX_COUNT, IntArray
 from taot_planning.kernel import kernel
 
@@ -22,8 +21,7 @@ NO_STEP = -1
 """The step of passes outside training."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallSite:
+class CallSite(NamedTuple):
     """Where in the program a rank is; ranks that gather together must agree on it."""
 
     step: int
@@ -60,9 +58,11 @@ class Measured(NamedTuple):
     """Tokens computed in the layer of the gather, by all passes before this one."""
 
 
-_COMPUTED_TOKENS = Measured._fields.index("computed_tokens")
+_READY_BITS, _WEIGHT_CHANGES, _FIRST_MEASURED = 4, 5, 6
+_COMPUTED_TOKENS = _FIRST_MEASURED + Measured._fields.index("computed_tokens")
+"""Places in a header."""
 
-_HEADER_WORDS = 6 + len(Measured._fields)
+_HEADER_WORDS = _FIRST_MEASURED + len(Measured._fields)
 _HEADER = struct.Struct(f"={_HEADER_WORDS}q")
 """What stands before the counts in a message: step, micro-batch, layer, valid tokens, ready bits, weight changes, and
 what the rank has measured."""
@@ -70,8 +70,7 @@ what the rank has measured."""
 _NOTHING_MEASURED = Measured()
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class LocalCounts:
+class LocalCounts(NamedTuple):
     """The routing of one rank's tokens in one layer."""
 
     counts_E: IntArray
@@ -84,55 +83,81 @@ class LocalCounts:
     """Choices outside the experts: padding, or a broken router."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class GatheredCounts:
+class GatheredCounts(NamedTuple):
     """What all ranks said."""
 
     counts_RE: IntArray
     """Tokens of each source rank for each expert, read-only. Shape: [ranks, experts]."""
 
-    valid_tokens_R: IntArray
-    """Tokens with at least one valid choice on each rank. Shape: [ranks]."""
+    headers_RH: IntArray
+    """What stood before the counts, see `_HEADER`. Shape: [ranks, header words]."""
 
-    ready_bits_R: IntArray
-    """One bit per slot: its guest has arrived. Shape: [ranks]."""
+    num_weight_changes: int
+    """Changes of the weights that all ranks together have announced in this step, see `WeightChanges`."""
 
-    weight_changes_R: IntArray
-    """Changes of the weights that each rank has announced in this step, see `WeightChanges`. Shape: [ranks]."""
+    @property
+    def valid_tokens_R(self) -> IntArray:
+        """Tokens with at least one valid choice on each rank. Shape: [ranks]."""
+        return self.headers_RH[:, 3]
 
-    measured_RM: IntArray
-    """What each rank has measured, in the order of `Measured`. Shape: [ranks, 5]."""
+    @property
+    def ready_bits_R(self) -> IntArray:
+        """One bit per slot: its guest has arrived. Shape: [ranks]."""
+        return self.headers_RH[:, _READY_BITS]
 
     @property
     def computed_tokens_R(self) -> IntArray:
         """Tokens that each rank has computed in the layer before. Shape: [ranks]."""
-        computed_R: IntArray = self.measured_RM[:, _COMPUTED_TOKENS]
-        return computed_R
+        return self.headers_RH[:, _COMPUTED_TOKENS]
 
     @property
     def measured_R(self) -> tuple[Measured, ...]:
         """What each rank has measured."""
-        return tuple(map(Measured._make, self.measured_RM.tolist()))
+        return tuple(map(Measured._make, self.headers_RH[:, _FIRST_MEASURED:].tolist()))
+
+    def without_guests(self) -> GatheredCounts:
+        """The same where no guest has arrived."""
+        headers_RH = self.headers_RH.copy()
+        headers_RH[:, _READY_BITS] = 0
+        return self._replace(headers_RH=headers_RH)
 
 
-def count_choices(experts_TK: torch.Tensor, *, num_experts: int) -> LocalCounts:
+class GatherRoom:
+    """Memory for the gathers of one layer, which come one after the other. Making it anew costs more than they do."""
+
+    def __init__(self, *, num_ranks: int, num_experts: int) -> None:
+        """Room for the counts of a group."""
+        self.message = torch.empty(_HEADER_WORDS + num_experts, dtype=torch.int64)
+        self.gathered = torch.empty(num_ranks * self.message.numel(), dtype=torch.int64)
+        self.rows_RN: IntArray = self.gathered.view(num_ranks, -1).numpy()
+        message_N: IntArray = self.message.numpy()
+        self.header = message_N.data
+        self.counts_E: IntArray = message_N[_HEADER_WORDS:]
+
+
+def count_choices(experts_TK: torch.Tensor, *, num_experts: int, room: GatherRoom | None = None) -> LocalCounts:
     """Counts the choices of each expert, leaving out ids outside 0 to `num_experts` - 1.
 
     Args:
         experts_TK: chosen experts, integers. Shape: [tokens, choices].
         num_experts: experts in the layer.
+        room: of the gather that follows, in which the counts then lie; None: in memory of their own.
     """
+    counts_E = np.empty(num_experts, dtype=np.int64) if room is None else room.counts_E
     if experts_TK.device.type == "cpu":
-        counted_N = _count_on_host(np.ascontiguousarray(experts_TK.numpy(), dtype=np.int64), num_experts)
+        valid, invalid = _count_on_host(np.ascontiguousarray(experts_TK.numpy(), dtype=np.int64), counts_E)
     else:
         counted_N = _count_on_device(experts_TK, num_experts)
-    return LocalCounts(
-        counts_E=counted_N[:num_experts], invalid_ids=int(counted_N[num_experts]), valid_tokens=int(counted_N[-1])
-    )
+        counts_E[:] = counted_N[:num_experts]
+        invalid, valid = counted_N[num_experts:].tolist()
+    return LocalCounts(counts_E, valid, invalid)
 
 
 def _count_on_device(experts_TK: torch.Tensor, num_experts: int) -> IntArray:
-    """What `_count_on_host` returns, brought to the host in one piece."""
+    """The choices of each expert, those outside, and the tokens with a valid one, brought to the host in one piece.
+
+    Shape: [experts + 2].
+    """
     valid_TK = (experts_TK >= 0) & (experts_TK < num_experts)
     bins = torch.where(valid_TK, experts_TK, num_experts).flatten()
     counts_E1 = torch.bincount(bins, minlength=num_experts + 1)
@@ -141,44 +166,54 @@ def _count_on_device(experts_TK: torch.Tensor, num_experts: int) -> IntArray:
 
 
 @kernel
-def _count_on_host(experts_TK: IntArray, num_experts: int) -> IntArray:
-    """The choices of each expert, those outside the experts, and the tokens with a valid one. Shape: [experts + 2]."""
-    counted_N = np.zeros(num_experts + 2, dtype=np.int64)
+def _count_on_host(experts_TK: IntArray, counts_E: IntArray) -> tuple[int, int]:
+    """Fills in the choices of each expert; returns the tokens with a valid one, and the choices outside the experts."""
+    counts_E[:] = 0
+    valid_tokens, invalid_ids = 0, 0
     for token in range(experts_TK.shape[0]):
         has_valid = False
         for choice in range(experts_TK.shape[1]):
             expert = experts_TK[token, choice]
-            if 0 <= expert < num_experts:
-                counted_N[expert] += 1
+            if 0 <= expert < counts_E.size:
+                counts_E[expert] += 1
                 has_valid = True
             else:
-                counted_N[num_experts] += 1
-        counted_N[num_experts + 1] += has_valid
-    return counted_N
+                invalid_ids += 1
+        valid_tokens += has_valid
+    return valid_tokens, invalid_ids
 
 
 @kernel
-def _take_counts(rows_RN: IntArray, counts_RE: IntArray) -> bool:
-    """Copies the counts behind the headers; whether all are in range and all ranks at the same place of the program."""
-    num_ranks, num_experts = counts_RE.shape
-    header = rows_RN.shape[1] - num_experts
-    is_right = True
+def _part_rows(rows_RN: IntArray, num_experts: int) -> tuple[IntArray, IntArray, int, bool]:
+    """Copies of the counts and of the headers before them, which say how many changes of the weights there are.
+
+    And whether all counts are in range and all ranks at the same place of the program.
+    """
+    num_ranks, num_words = rows_RN.shape[0], rows_RN.shape[1] - num_experts
+    counts_RE = np.empty((num_ranks, num_experts), dtype=np.int64)
+    headers_RH = np.empty((num_ranks, num_words), dtype=np.int64)
+    num_changes, is_right = 0, True
     for rank in range(num_ranks):
+        for word in range(num_words):
+            headers_RH[rank, word] = rows_RN[rank, word]
         for place in range(3):
             is_right &= rows_RN[rank, place] == rows_RN[0, place]
+        num_changes += rows_RN[rank, _WEIGHT_CHANGES]
         for expert in range(num_experts):
-            counts_RE[rank, expert] = rows_RN[rank, header + expert]
+            counts_RE[rank, expert] = rows_RN[rank, num_words + expert]
             is_right &= 0 <= counts_RE[rank, expert] <= MAX_COUNT
-    return is_right
+    return counts_RE, headers_RH, num_changes, is_right
 
 
 def warm_up() -> None:
     """Compiles the kernels, so that no first call in a training step does."""
-    count_choices(torch.zeros(1, 1, dtype=torch.int64), num_experts=1)
-    _take_counts(np.zeros((1, _HEADER_WORDS + 1), dtype=np.int64), np.empty((1, 1), dtype=np.int64))
+    room = GatherRoom(num_ranks=2, num_experts=1)
+    count_choices(torch.zeros(1, 1, dtype=torch.int64), num_experts=1, room=room)
+    room.gathered.zero_()
+    _part_rows(room.rows_RN, 1)
 
 
-def gather_counts(
+def gather_counts(  # noqa: PLR0913 - what a rank has to say
     group: ExpertParallelGroup,
     local: LocalCounts,
     *,
@@ -186,39 +221,34 @@ def gather_counts(
     ready_bits: int = 0,
     weight_changes: int = 0,
     measured: Measured = _NOTHING_MEASURED,
+    room: GatherRoom | None = None,
 ) -> GatheredCounts:
     """Gathers the counts of all ranks. Collective, on the host.
+
+    Uses `room` where there is one, else memory of its own.
 
     Raises:
         RuntimeError: if the ranks are at different places of the program; every rank says so.
         ValueError: if a rank has sent a count that is none.
     """
-    message = np.empty(_HEADER_WORDS + local.counts_E.size, dtype=np.int64)
-    _HEADER.pack_into(
-        message.data,
-        0,
-        *(site.step, site.micro_batch, site.layer, local.valid_tokens, ready_bits, weight_changes),
-        *measured,
-    )
-    message[_HEADER_WORDS:] = local.counts_E
+    counts_E, valid_tokens, _ = local
+    if room is None:
+        room = GatherRoom(num_ranks=group.size, num_experts=counts_E.size)
+    if counts_E is not room.counts_E:
+        room.counts_E[:] = counts_E
+    _HEADER.pack_into(room.header, 0, *site, valid_tokens, ready_bits, weight_changes, *measured)
     with peers_named("the counts gather of", site):
-        rows = all_gather_host(group.counts, torch.from_numpy(message), size=group.size).numpy()
-    counts_RE = np.empty((group.size, local.counts_E.size), dtype=np.int64)
-    if not _take_counts(rows, counts_RE):
-        _refuse(rows, counts_RE)
+        group.counts._allgather_base(room.gathered, room.message).wait()
+    counts_RE, headers_RH, num_changes, is_right = _part_rows(room.rows_RN, counts_E.size)
+    if not is_right:
+        _refuse(headers_RH, counts_RE)
     counts_RE.setflags(write=False)
-    return GatheredCounts(
-        counts_RE=counts_RE,
-        valid_tokens_R=rows[:, 3],
-        ready_bits_R=rows[:, 4],
-        weight_changes_R=rows[:, 5],
-        measured_RM=rows[:, 6:_HEADER_WORDS],
-    )
+    return GatheredCounts(counts_RE, headers_RH, num_changes)
 
 
-def _refuse(rows_RN: IntArray, counts_RE: IntArray) -> None:
+def _refuse(headers_RH: IntArray, counts_RE: IntArray) -> None:
     """Raises the error for what ranks have sent."""
-    sites_R3 = rows_RN[:, :3]
+    sites_R3 = headers_RH[:, :3]
     if (sites_R3 != sites_R3[0]).any():
         places = "; ".join(
             f"rank {rank}: step {step}, micro-batch {micro_batch}, layer {layer}"

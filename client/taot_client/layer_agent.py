@@ -6,12 +6,19 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from taot_client.agent_state import AgentState
 from taot_client.coordinator import PlainCoordinator
-from taot_client.counts_gather import NO_STEP, CallSite, GatheredCounts, count_choices, gather_counts
+from taot_client.counts_gather import (
+    NO_STEP,
+    CallSite,
+    GatheredCounts,
+    GatherRoom,
+    Measured,
+    count_choices,
+    gather_counts,
+)
 from taot_client.home_experts import Weights
 from taot_client.layer_gates import LayerGates
 from taot_client.layer_pass import LayerPass
@@ -53,6 +60,7 @@ class LayerAgent:
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
         self._gates = LayerGates(parallel.experts, self._collect)
         self._static_R: IntArray | None = None
+        self._room = GatherRoom(num_ranks=parallel.group.size, num_experts=parallel.home_E.size)
 
     def check_unchanged(self) -> None:
         """Checks that the weights are still laid out as at start.
@@ -175,19 +183,20 @@ class LayerAgent:
             micro_batch=self.pins.next_index(state.micro_batch_index),
             layer=self.route.layer,
         )
-        local = count_choices(experts_TK, num_experts=self.home_E.size)
+        local = count_choices(experts_TK, num_experts=self.home_E.size, room=self._room)
         state.note_invalid_ids(local.invalid_ids, layer=self.route.name)
         gathered = gather_counts(
             self._parallel.group,
             local,
             site=site,
-            ready_bits=self.supply.ready_bits(patience_seconds=self._patience_seconds()),
+            ready_bits=self.supply.ready_bits(patience_seconds=self._patience_seconds),
             weight_changes=state.weight_changes.num_announced,
-            measured=state.measured(computed_tokens=self.meter.computed_tokens),
+            measured=self._measured(),
+            room=self._room,
         )
-        if state.weight_changes.hear(gathered.weight_changes_R):
+        if state.weight_changes.hear(gathered.num_weight_changes):
             state.renew_guests()
-            gathered = replace(gathered, ready_bits_R=np.zeros_like(gathered.ready_bits_R))
+            gathered = gathered.without_guests()
         split = split_pass(
             rank=rank,
             counts_SE=gathered.counts_RE,
@@ -209,6 +218,13 @@ class LayerAgent:
         )
         state.note_pass(self, layer_pass, split)
         return layer_pass
+
+    def _measured(self) -> Measured:
+        """What this rank tells with the gather: all that it has measured with that of the last layer, as reports do."""
+        computed_tokens = self.meter.computed_tokens
+        if self._state.layer_after(self.route.layer) is None:
+            return self._state.measured(computed_tokens=computed_tokens)
+        return Measured(0, 0, 0, 0, computed_tokens)
 
     def _patience_seconds(self) -> float:
         """How long this rank waits for planned guests that are late, by its own clock: all hear of what has arrived."""

@@ -9,7 +9,7 @@ Axis letters: S source ranks, R destination ranks, C copies on a rank, E experts
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -17,8 +17,7 @@ from taot_planning.arrays import IntArray, read_only
 from taot_planning.kernel import kernel
 
 
-@dataclass(frozen=True, kw_only=True)
-class TokenLayout:
+class TokenLayout(NamedTuple):
     """One rank's share of the token exchange of one layer."""
 
     send_order: IntArray

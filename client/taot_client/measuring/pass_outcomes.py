@@ -5,31 +5,11 @@ Ranks count what they compute and tell with their next gather; the difference is
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
-
-import numpy as np
+from typing import NamedTuple
 
 from taot_planning.arrays import IntArray
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class OpenPass:
-    """A pass whose outcome the ranks have yet to tell."""
-
-    counts_RE: IntArray
-    """What was routed. Shape: [ranks, experts]."""
-
-    static_R: IntArray
-    """Tokens each rank would have computed without guests. Shape: [ranks]."""
-
-    planned_R: IntArray
-    """Tokens each rank is to compute. Shape: [ranks]."""
-
-    before_R: IntArray
-    """Tokens each rank had computed in this layer before. Shape: [ranks]."""
-
-    has_guests: bool
-    """Whether any tokens went to guests."""
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,31 +29,52 @@ class LayerOutcome:
     """Whether a pass had guests."""
 
 
+class NotedPass(NamedTuple):
+    """A pass whose outcome is looked at when the step has ended."""
+
+    static_R: IntArray
+    """Tokens each rank would have computed without guests. Shape: [ranks]."""
+
+    planned_R: IntArray
+    """Tokens each rank is to compute. Shape: [ranks]."""
+
+    before_R: IntArray
+    """Tokens each rank had computed in this layer before. Shape: [ranks]."""
+
+    has_guests: bool
+    """Whether any tokens went to guests."""
+
+
 class PassOutcomes:
-    """The passes of the step at hand."""
+    """The passes of the step at hand.
+
+    They are noted as they come and looked at when the step has ended, all in one go: between two layers of a forward
+    the same would take many times as long.
+    """
 
     def __init__(self, num_layers: int) -> None:
-        self._open: dict[int, OpenPass] = {}
+        self._noted_L: list[list[NotedPass]] = [[] for _ in range(num_layers)]
         self.layers = [LayerOutcome() for _ in range(num_layers)]
 
-    def begin(self, layer: int, started: OpenPass) -> None:
-        """Notes a pass that is about to be computed."""
-        self._open[layer] = started
-        self.layers[layer].counts_RE = started.counts_RE
+    def note(self, layer: int, counts_RE: IntArray, noted: NotedPass) -> None:
+        """Notes a pass that is about to be computed, and what was routed in it."""
+        self.layers[layer].counts_RE = counts_RE
+        self._noted_L[layer].append(noted)
 
-    def settle(self, layer: int, computed_R: IntArray) -> tuple[IntArray, IntArray, IntArray] | None:
-        """Ends the open pass of a layer, now that ranks have told what they have computed in it so far.
+    def settle(self, computed_RL: IntArray) -> Iterator[tuple[int, IntArray, IntArray, IntArray]]:
+        """Ends all passes, now that ranks have told what they have computed in each layer so far. [ranks, layers].
 
-        Returns:
-            Tokens of each rank without guests, as planned, and as computed; None where no pass was open.
+        Yields:
+            Layer, and tokens of each rank without guests, as planned, and as computed: pass by pass.
         """
-        started = self._open.pop(layer, None)
-        if started is None:
-            return None
-        loads_R = np.asarray(computed_R) - started.before_R
-        outcome = self.layers[layer]
-        outcome.num_passes += 1
-        if started.has_guests:
-            outcome.used_guests = True
-            outcome.saved_tokens += int(started.static_R.max() - loads_R.max())
-        return started.static_R, started.planned_R, loads_R
+        for layer, noted in enumerate(self._noted_L):
+            outcome = self.layers[layer]
+            afterwards = [each.before_R for each in noted[1:]] + [computed_RL[:, layer]]
+            for each, after_R in zip(noted, afterwards, strict=False):  # layers without a pass have none to end
+                loads_R = after_R - each.before_R
+                outcome.num_passes += 1
+                if each.has_guests:
+                    outcome.used_guests = True
+                    outcome.saved_tokens += max(each.static_R.tolist()) - max(loads_R.tolist())
+                yield layer, each.static_R, each.planned_R, loads_R
+            noted.clear()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -145,11 +146,11 @@ class GuestSupply:
         self._state.note_fallback("not_arrived")
         return there_RK
 
-    def ready_bits(self, *, patience_seconds: float = 0.0) -> int:
+    def ready_bits(self, *, patience_seconds: Callable[[], float]) -> int:
         """One bit per slot of this rank that holds weights of this epoch, after waiting for those on their way."""
-        if patience_seconds and self.slots.is_awaited():
+        if self.slots.is_awaited() and (patience := patience_seconds()):
             with self._clock.exposed():
-                self.slots.be_patient(patience_seconds=patience_seconds)
+                self.slots.be_patient(patience_seconds=patience)
         return self.slots.ready_bits(weight_epoch=self._state.weight_epoch)
 
     def recall(self, layer_pass: LayerPass) -> None:
