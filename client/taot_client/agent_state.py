@@ -23,10 +23,9 @@ from taot_client.planner.report_builder import ReportBuilder
 from taot_client.planner.step_control import StepControl
 from taot_client.planner.step_record import ModeReason, StepMode, StepRecord
 from taot_client.run_report import RankTotals
-from taot_client.step_summary import StepSummary, StepTally
+from taot_client.step_summary import MoveTotals, StepSummary, StepTally
 from taot_client.trace_recorder import TraceFile
 from taot_client.transfers.shipment import Mover, Shipment, TransferClock
-from taot_client.transfers.transfer_schedule import Move
 from taot_client.weight_changes import WeightChanges
 from taot_planning import LayerProblem, imbalance, plan_from_guests
 from taot_planning.arrays import IntArray
@@ -73,6 +72,9 @@ class AgentState:
         self._tally = StepTally()
         self._outcomes = PassOutcomes(len(spec.layers))
         self._sent_bytes = [0, 0]
+        speed_milli_R = spec.topology.speed_milli_R
+        is_even = speed_milli_R is None or not np.ptp(speed_milli_R)
+        self._speed_milli_R = None if is_even else speed_milli_R  # alike, they need not be looked at
         self._reports = ReportBuilder(num_layers=len(spec.layers), num_ranks=group.size)
 
     # Where training is.
@@ -211,9 +213,9 @@ class AgentState:
         if self.record.reason not in wanted_reasons:
             self.note_fallback(self.record.reason.name.lower())
 
-    def note_moves(self, moves: Sequence[Move]) -> None:
+    def note_moves(self, totals: MoveTotals) -> None:
         """Notes guests that are sent to their slots."""
-        self._tally.add_moves(moves, self.topology)
+        self._tally.add_moves(totals)
 
     def note_sent(self, shipments: Sequence[Shipment]) -> None:
         """Counts the bytes that this rank sends."""
@@ -258,7 +260,7 @@ class AgentState:
         return self._tally.summary(step=self.step, mode=self.mode, reason=self.record.reason, layers_off=layers_off)
 
     def _add_pass(self, layer: int, static_R: IntArray, planned_R: IntArray, achieved_R: IntArray) -> None:
-        speed_milli_R = self.topology.speed_milli_R
+        speed_milli_R = self._speed_milli_R
         self._tally.add_pass(
             self.layers[layer].route.name,
             static=imbalance(static_R, speed_milli_R),

@@ -47,6 +47,11 @@ def make_stopwatch(device: torch.device) -> Stopwatch:
     return CudaStopwatch() if device.type == "cuda" else HostStopwatch()
 
 
+def may_keep_views(device: torch.device) -> bool:
+    """Whether views of weights may be kept between steps: on GPUs, jobs that offload weights want their memory back."""
+    return device.type == "cpu"
+
+
 def index_to_device(index: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Moves an index made on the host to the device without waiting for it."""
     if device.type == "cpu":

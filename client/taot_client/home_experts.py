@@ -77,6 +77,28 @@ class FusedExperts:
         return ExpertLayout.of(self.tensors())
 
 
+class HomeViews:
+    """The tensors of each home expert, for reading: views that are made anew when the memory is another."""
+
+    def __init__(self, experts: HomeExperts, *, are_kept: bool) -> None:
+        """Makes none yet; each time again unless they `are_kept`."""
+        self._experts = experts
+        self._are_kept = are_kept
+        self._addresses: list[int] | None = None
+        self._views: list[Weights] = []
+
+    def expert(self, local: int) -> Weights:
+        """What belongs to a home expert now."""
+        tensors = self._experts.tensors()
+        # Nobody else can have got these addresses meanwhile: the views keep the memory they were made of.
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        if not self._are_kept or addresses != self._addresses:
+            with torch.no_grad():
+                self._views = self._experts.split(tensors)
+            self._addresses = addresses
+        return self._views[local]
+
+
 def expert_outputs(
     experts: HomeExperts, x_by_expert: Sequence[torch.Tensor], weights: Sequence[Weights]
 ) -> list[torch.Tensor]:

@@ -28,7 +28,7 @@ from taot_client.parallel_experts import ParallelExperts
 from taot_client.pass_split import split_pass
 from taot_client.pinned_passes import PinnedPasses
 from taot_client.planner.step_record import StepMode
-from taot_client.transfers.guest_gradients import GradientExchange, enter_guests, exit_guests
+from taot_client.transfers.guest_gradients import GradientExchange, WayBack, enter_guests, exit_guests
 from taot_client.transfers.guest_supply import GuestSupply
 from taot_client.transfers.layer_route import LayerRoute
 from taot_client.transfers.transfer_schedule import schedule_moves
@@ -60,6 +60,8 @@ class LayerAgent:
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
         self._gates = LayerGates(parallel.experts, self._collect)
         self._static_R: IntArray | None = None
+        self._seen: list[tuple[object, ...]] = []
+        self._way_back: tuple[bytes, WayBack] | None = None
         self._room = GatherRoom(num_ranks=parallel.group.size, num_experts=parallel.home_E.size)
 
     def check_unchanged(self) -> None:
@@ -69,7 +71,12 @@ class LayerAgent:
             RuntimeError: if the model has been moved or cast since.
         """
         experts = self._parallel.experts
-        if experts.layout() != self.route.layout or any(x.device != self.route.device for x in experts.tensors()):
+        tensors = experts.tensors()
+        seen = [(id(tensor), tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in tensors]
+        if seen == self._seen:
+            return
+        self._seen = seen
+        if experts.layout() != self.route.layout or any(x.device != self.route.device for x in tensors):
             raise RuntimeError(
                 f"the expert weights of layer {self.route.name!r} have another shape, dtype or device than when the"
                 " agent was made: make the agent after the model has been moved and cast"
@@ -142,6 +149,8 @@ class LayerAgent:
         if layer_pass.exchange is None:  # frozen experts: only the end of the pass is of interest
             x_guest, _ = enter_guests(x_guest, [], deliver=deliver)
             return x_guest, weights
+        if not weights:
+            return enter_guests(x_guest, [], deliver=deliver)[0], weights
         flat = [tensor for tensors in weights for tensor in tensors]
         x_guest, behind = enter_guests(x_guest, flat, deliver=deliver)
         return x_guest, _chunks(behind, len(self.route.layout.shapes))
@@ -278,12 +287,12 @@ class LayerAgent:
     def _make_exchange(self, site: CallSite, guests_RK: IntArray) -> GradientExchange | None:
         if not self._gates.is_trained:
             return None
-        return GradientExchange(
-            route=self.route,
-            moves=schedule_moves(guests_RK, self.home_E, relay_nodes_R=self._state.relay_nodes_R),
-            mover=self._state.gradient_mover,
-            step=site.step,
-        )
+        guests = guests_RK.tobytes()
+        if self._way_back is None or self._way_back[0] != guests:
+            moves = schedule_moves(guests_RK, self.home_E, relay_nodes_R=self._state.relay_nodes_R)
+            self._way_back = guests, WayBack.of(moves, rank=self.route.rank)
+        way_back = self._way_back[1]
+        return GradientExchange(self.route, way_back, mover=self._state.gradient_mover, step=site.step)
 
     def _collect(self, exchange: GradientExchange) -> list[tuple[int, Weights]]:
         returned = exchange.collect(clock=self.meter, timeout_seconds=self._state.transfer_timeout_seconds)
@@ -293,9 +302,10 @@ class LayerAgent:
         def deliver(gradients: Weights) -> None:
             self._check_in_step(layer_pass)
             if layer_pass.exchange is not None:
-                per_slot = _chunks(gradients, len(self.route.layout.shapes))
+                per_slot = _chunks(gradients, len(self.route.layout.shapes)) if gradients else []
                 sent = layer_pass.exchange.launch(dict(zip(layer_pass.slots, per_slot, strict=True)))
-                self._state.note_sent(sent)
+                if sent:
+                    self._state.note_sent(sent)
             self.supply.release(layer_pass)
             self.pins.end(layer_pass)
 

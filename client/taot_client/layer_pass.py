@@ -12,7 +12,7 @@ from taot_client.transfers.guest_gradients import GradientExchange
 from taot_planning import LayerPlan
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class LayerPass:
     """Made in forward; kept until its backward has ended, so that a recomputation repeats it exactly."""
 

@@ -11,7 +11,6 @@ from rich.console import Group
 from rich.table import Table
 
 from taot_client.step_summary import StepSummary
-from taot_planning.arrays import FloatArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +60,7 @@ class RunReport:
     steps_off: Counter[str] = field(default_factory=Counter)
     """Steps for which a layer was switched off, since guests cost more than they gained."""
 
-    _sums: dict[str, FloatArray] = field(default_factory=dict)
+    _sums: dict[str, list[float]] = field(default_factory=dict)
     """Sums over steps of the static, planned and realised imbalance, and the number of steps, by layer."""
 
     def add(self, summary: StepSummary) -> None:
@@ -73,12 +72,13 @@ class RunReport:
         self.fallbacks.update(summary.fallbacks)
         self.steps_off.update(summary.layers_off)
         for layer, static in summary.imbalance_static.items():
-            row = [static, summary.imbalance_planned[layer], summary.imbalance[layer], 1.0]
-            self._sums[layer] = self._sums.get(layer, np.zeros(len(row))) + row
+            sums = self._sums.setdefault(layer, [0.0] * 4)
+            for place, value in enumerate((static, summary.imbalance_planned[layer], summary.imbalance[layer], 1.0)):
+                sums[place] += value
 
     def imbalances(self) -> dict[str, tuple[float, ...]]:
         """Mean imbalance of each layer over its steps: static, planned, realised."""
-        return {layer: tuple((sums[:3] / sums[3]).tolist()) for layer, sums in self._sums.items()}
+        return {layer: tuple(total / sums[3] for total in sums[:3]) for layer, sums in self._sums.items()}
 
     def render(self, totals: RankTotals, planner: Mapping[str, object]) -> Group:
         """Tables for a terminal: `rich.print` shows them.

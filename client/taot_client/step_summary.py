@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from taot_client.planner.step_record import ModeReason, StepMode
 from taot_client.transfers.transfer_schedule import Move
@@ -48,6 +49,27 @@ class StepSummary:
     """Layers without guests in this step, since guests were measured to cost more than they gain."""
 
 
+class MoveTotals(NamedTuple):
+    """What a list of moves comes to."""
+
+    intra: int
+    """Guests that come from a rank of the same node."""
+
+    inter: int
+    """Guests that come from another node."""
+
+    cost_milli: int
+    """Sum of the costs of source -> guest rank, in thousandths."""
+
+    @classmethod
+    def of(cls, moves: Sequence[Move], topology: Topology) -> MoveTotals:
+        """The totals of moves between ranks of a topology."""
+        nodes_R, cost_milli_RR = topology.nodes_R, topology.cost_milli_RR
+        inter = sum(nodes_R.item(move.source) != nodes_R.item(move.rank) for move in moves)
+        cost_milli = sum(cost_milli_RR.item(move.source, move.rank) for move in moves)
+        return cls(len(moves) - inter, inter, cost_milli)
+
+
 class StepTally:
     """Adds up the passes of a step."""
 
@@ -56,7 +78,7 @@ class StepTally:
         self._planned: dict[str, list[float]] = {}
         self._achieved: dict[str, list[float]] = {}
         self._guests = [0, 0]
-        self._cost = 0.0
+        self._cost_milli = 0
         self.fallbacks: dict[str, int] = {}
 
     def add_pass(self, layer: str, *, static: float, planned: float, achieved: float) -> None:
@@ -65,12 +87,11 @@ class StepTally:
         self._planned.setdefault(layer, []).append(planned)
         self._achieved.setdefault(layer, []).append(achieved)
 
-    def add_moves(self, moves: Sequence[Move], topology: Topology) -> None:
+    def add_moves(self, totals: MoveTotals) -> None:
         """Adds guests that were sent to their slots."""
-        for move in moves:
-            crosses = topology.nodes_R.item(move.source) != topology.nodes_R.item(move.rank)
-            self._guests[int(crosses)] += 1
-            self._cost += topology.cost_milli_RR.item(move.source, move.rank) / 1000
+        self._guests[0] += totals.intra
+        self._guests[1] += totals.inter
+        self._cost_milli += totals.cost_milli
 
     def add_fallback(self, reason: str) -> None:
         """Notes a pass that ran without guests that were wanted."""
@@ -89,7 +110,7 @@ class StepTally:
             imbalance=_means(self._achieved),
             guests_intra=self._guests[0],
             guests_inter=self._guests[1],
-            weighted_cost=self._cost,
+            weighted_cost=self._cost_milli / 1000,
             fallbacks=dict(self.fallbacks),
             layers_off=layers_off,
         )

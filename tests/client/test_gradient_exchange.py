@@ -8,7 +8,7 @@ from torch import nn
 
 from taot_client.transfers.expert_layout import ExpertLayout
 from taot_client.transfers.gloo_mover import GlooMover
-from taot_client.transfers.guest_gradients import GradientExchange, Weights, enter_guests, gate_weights
+from taot_client.transfers.guest_gradients import GradientExchange, WayBack, Weights, enter_guests, gate_weights
 from taot_client.transfers.layer_route import LayerRoute
 from taot_client.transfers.shipment import TransferClock
 from taot_client.transfers.transfer_schedule import Move, schedule_moves
@@ -38,7 +38,9 @@ def make_route(rank: Rank, *, layer: int = 4, is_labelled: bool = True) -> Layer
 
 
 def make_exchange(rank: Rank, mover: GlooMover, moves: list[Move], *, is_labelled: bool = True) -> GradientExchange:
-    return GradientExchange(route=make_route(rank, is_labelled=is_labelled), moves=moves, mover=mover, step=6)
+    return GradientExchange(
+        make_route(rank, is_labelled=is_labelled), WayBack.of(moves, rank=rank.group.rank), mover=mover, step=6
+    )
 
 
 def make_mover(rank: Rank) -> GlooMover:

@@ -14,7 +14,7 @@ from torch import nn
 
 from taot_client.transfers.expert_layout import ExpertLayout
 from taot_client.transfers.gloo_mover import GlooMover
-from taot_client.transfers.guest_gradients import GradientExchange, gate_weights
+from taot_client.transfers.guest_gradients import GradientExchange, WayBack, gate_weights
 from taot_client.transfers.layer_route import LayerRoute
 from taot_client.transfers.shipment import Shipment, TransferClock, TransferError
 from taot_client.transfers.transfer_schedule import schedule_moves
@@ -51,8 +51,8 @@ def exchange_on(
     rank: Rank, mover: GlooMover, gradient_RK: dict[tuple[int, int], float], dtype: torch.dtype
 ) -> tuple[GradientExchange, list[Shipment]]:
     exchange = GradientExchange(
-        route=route_of(rank, dtype),
-        moves=schedule_moves(GUESTS_RK, HOME_E, relay_nodes_R=NODES_R),
+        route_of(rank, dtype),
+        WayBack.of(schedule_moves(GUESTS_RK, HOME_E, relay_nodes_R=NODES_R), rank=rank.group.rank),
         mover=mover,
         step=6,
     )

@@ -6,8 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -15,8 +14,7 @@ _MAX_PENDING = 512
 """Pairs of events kept until the device has passed them; what is older is left out of the times."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timed:
+class Timed(NamedTuple):
     """What a stopwatch has measured since it was made."""
 
     microseconds: int

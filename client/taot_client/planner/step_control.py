@@ -50,8 +50,8 @@ class StepControl:
             work.wait()
             data = bytes(buffer.numpy())
             held = torch.tensor([step, weight_epoch, record_digest(data)])
-            held_R = all_gather_host(self._control, held, size=self._group.size)
-        record = StepRecord.decode(data, shape=self._shape) if (held_R == held_R[0]).all() else None
+            held_R = all_gather_host(self._control, held, size=self._group.size).tolist()
+        record = StepRecord.decode(data, shape=self._shape) if held_R.count(held_R[0]) == len(held_R) else None
         if record is None or record.step != step:
             return self._home_only(step)
         return record

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 
 import torch
 
@@ -99,6 +99,12 @@ class ExpertLayout:
         if buffer.device.type == "cpu":  # in one go, as it happens in the middle of a step
             return _LABEL.unpack_from(buffer.numpy().data, self.size_bytes)
         return tuple(self.label(buffer).tolist())
+
+    def label_reader(self, buffer: torch.Tensor) -> Callable[[], tuple[int, ...]]:
+        """Does what `read_label` does, again and again for a buffer that stays where it is."""
+        if buffer.device.type == "cpu":
+            return partial(_LABEL.unpack_from, buffer.numpy().data, self.size_bytes)
+        return partial(self.read_label, buffer)
 
     def write_label(self, buffer: torch.Tensor, *label: int) -> None:
         """Writes the numbers of a buffer's label."""

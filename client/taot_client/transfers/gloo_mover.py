@@ -18,7 +18,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 """Largest message: bigger ones keep a pair of ranks busy for so long that others starve."""
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Flight:
     """The works of one shipment; completed by a watcher thread, since gloo's own works do not tell."""
 

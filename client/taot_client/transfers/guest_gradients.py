@@ -10,7 +10,7 @@ forward (a layer ahead where possible), so that its backward runs late.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -34,15 +34,34 @@ _ANCHOR = torch.zeros((), requires_grad=True)
 """Makes outputs part of the graph even where the tokens themselves need no gradient. It never gets one."""
 
 
+class WayBack(NamedTuple):
+    """What one rank does about the gradients of a layer's guests: the same for every pass with the same guests."""
+
+    moves: list[Move]
+    """Those from this rank's experts and to its slots, as every rank posts their gradients."""
+
+    arrivals: list[Move]
+    """Those whose gradients end here, in the order in which they are added."""
+
+    @classmethod
+    def of(cls, moves: Sequence[Move], *, rank: int) -> WayBack:
+        """The part of a rank in what all ranks do."""
+        own = [move for move in gradient_order(moves) if rank in (move.source, move.rank)]
+        homeward = [move for move in own if move.source == rank == move.home]
+        return cls(own, sorted(homeward, key=_addition_key))
+
+
 class GradientExchange:
     """The guest gradients of one pass through one layer. Every rank of the group has one, with the same moves."""
 
-    def __init__(self, *, route: LayerRoute, moves: Sequence[Move], mover: Mover, step: int) -> None:
+    __slots__ = ("_inbound", "_mover", "_route", "_state", "_step", "_way_back")
+
+    def __init__(self, route: LayerRoute, way_back: WayBack, *, mover: Mover, step: int) -> None:
         self._route = route
-        self._moves = moves
+        self._way_back = way_back
         self._mover = mover
         self._step = step
-        self._inbound: list[tuple[Move, Shipment]] = []
+        self._inbound: dict[Move, Shipment] = {}
         self._state = "waiting"
 
     def launch(self, gradients_of_slot: dict[int, Weights]) -> list[Shipment]:
@@ -55,15 +74,19 @@ class GradientExchange:
             RuntimeError: at the second backward through one forward.
         """
         self._advance(to="launched", after="waiting")
-        shipments = []
+        shipments: list[Shipment] = []
+        if not self._way_back.moves:
+            return shipments
         passed_on: dict[int, list[tuple[Move, Shipment]]] = {}
-        for move in gradient_order(self._moves):
+        for move in self._way_back.moves:
             if move.source == self._route.rank:
                 shipment = self._route.gradient(move, self._route.new_buffer(), step=self._step)
-                inbound = self._inbound if move.home == move.source else passed_on.setdefault(move.expert, [])
-                inbound.append((move, shipment))
+                if move.home == move.source:
+                    self._inbound[move] = shipment
+                else:
+                    passed_on.setdefault(move.expert, []).append((move, shipment))
                 shipments.append(shipment)
-            elif move.rank == self._route.rank:
+            else:
                 buffer = self._route.pack(
                     gradients_of_slot[move.slot], expert=move.expert, epoch=_GRADIENT, with_checksum=False
                 )
@@ -99,12 +122,13 @@ class GradientExchange:
         """
         self._advance(to="collected", after="launched")
         arrived = []
-        for move, shipment in _in_order_of_addition(self._inbound):
+        for move in self._way_back.arrivals:
+            shipment = self._inbound[move]
             with clock.exposed():
                 shipment.wait(timeout_seconds)
             self._route.check_label(shipment.buffer, expert=move.expert, epoch=_GRADIENT)
             arrived.append((move.expert, self._route.layout.views(shipment.buffer)))
-        self._inbound = []
+        self._inbound = {}
         return arrived
 
     def _advance(self, *, to: str, after: str) -> None:
@@ -242,4 +266,8 @@ def _add(total: torch.Tensor, parts: Sequence[torch.Tensor]) -> None:
 
 def _in_order_of_addition(inbound: Sequence[tuple[Move, Shipment]]) -> list[tuple[Move, Shipment]]:
     """By guest rank and slot, however they travelled."""
-    return sorted(inbound, key=lambda pair: (pair[0].rank, pair[0].slot))
+    return sorted(inbound, key=lambda pair: _addition_key(pair[0]))
+
+
+def _addition_key(move: Move) -> tuple[int, int]:
+    return move.rank, move.slot

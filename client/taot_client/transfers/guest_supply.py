@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import torch
 
 from taot_client.counts_gather import GatheredCounts
-from taot_client.home_experts import Weights
+from taot_client.device import may_keep_views
+from taot_client.home_experts import HomeViews, Weights
 from taot_client.layer_pass import LayerPass
 from taot_client.parallel_experts import ParallelExperts
+from taot_client.step_summary import MoveTotals
 from taot_client.transfers.layer_route import LayerRoute
 from taot_client.transfers.shipment import Shipment, WaitClock
 from taot_client.transfers.slot_table import SlotState, SlotTable
@@ -24,6 +26,19 @@ if TYPE_CHECKING:
 
 LATE_LIMIT_STEPS = 16
 """Steps in a row in which guests of a rank never came in time, before it is told: training goes on unbalanced."""
+
+
+class _Journey(NamedTuple):
+    """How guests get to their slots."""
+
+    placed_RK: IntArray
+    """Where they are afterwards, with those that stay. Shape: [ranks, slots]."""
+
+    moves: list[Move]
+    """Those to this rank and from it, in the order in which they are posted."""
+
+    totals: MoveTotals
+    """What the moves of all ranks come to."""
 
 
 class GuestSupply:
@@ -39,7 +54,6 @@ class GuestSupply:
         self.slots = slots
         self._clock = clock
         self._state = state
-        self._experts = parallel.experts
         self._home_E = parallel.home_E
         self._route = route
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
@@ -47,6 +61,9 @@ class GuestSupply:
         self._no_guests_RK = np.full((topology.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64)
         self._no_guests_RK.setflags(write=False)
         self.resident_RK = self._no_guests_RK
+        self._plan: bytes | None = None
+        self._planned_journey: _Journey
+        self._home = HomeViews(parallel.experts, are_kept=may_keep_views(route.device))
         self._held: list[Shipment] = []
         self._is_late_R: list[bool] | None = None  # in the last pass of the step: later ones find more guests there
         self._late_steps_R: list[int] | None = None
@@ -71,9 +88,16 @@ class GuestSupply:
         """Forgets the guests of weights that have changed and sends for the given ones, if there is a plan."""
         self.send_held()  # an exception may have kept the tokens from being exchanged; what is posted can be waited for
         self.slots.clear(timeout_seconds=self._state.transfer_timeout_seconds)
-        self.resident_RK = self.no_guests()
+        self.resident_RK = self._no_guests_RK
         if guests_RK is not None:
-            self.bring(guests_RK)
+            self._send_planned(guests_RK)
+
+    def _send_planned(self, guests_RK: IntArray) -> None:
+        """Sends for all guests of a plan; what that takes is worked out when the plan changes."""
+        plan = guests_RK.tobytes()
+        if plan != self._plan:
+            self._plan, self._planned_journey = plan, self._journey(align_guests(guests_RK, self._no_guests_RK))
+        self._depart(self._planned_journey, after_tokens=False)
 
     def begin_pass(self) -> None:
         """Notes that a forward begins."""
@@ -91,22 +115,28 @@ class GuestSupply:
     def fill(self, placed_RK: IntArray, *, after_tokens: bool = False) -> None:
         """Makes guests resident in exactly these slots, see `bring`."""
         self.send_held()  # of a pass that broke off: its slots are waited for before they are filled anew
+        self._depart(self._journey(placed_RK), after_tokens=after_tokens)
+
+    def _journey(self, placed_RK: IntArray) -> _Journey:
         missing_RK, kept_RK = part_guests(placed_RK, self.resident_RK)
         moves = schedule_moves(missing_RK, self._home_E, relay_nodes_R=self._state.relay_nodes_R, resident_RK=kept_RK)
-        self.resident_RK = placed_RK
-        self._state.note_moves(moves)
+        rank = self._route.rank
+        own = [move for move in moves if rank in (move.rank, move.source)]
+        return _Journey(placed_RK, own, MoveTotals.of(moves, self._state.topology))
+
+    def _depart(self, journey: _Journey, *, after_tokens: bool) -> None:
+        self.resident_RK, moves, totals = journey
+        self._state.note_moves(totals)
         packed: dict[int, torch.Tensor] = {}
         shipments = []
-        home: list[Weights] = []  # split once for all
         for move in moves:
             if move.rank == self._route.rank:
                 shipments.append(self._receive(move))
-            elif move.source == self._route.rank and move.stage:
+            elif move.stage:
                 shipments.append(self._pass_on(move))
-            elif move.source == self._route.rank:
+            else:
                 if move.expert not in packed:
-                    home = home or self._home_weights()
-                    packed[move.expert] = self._pack(move.expert, home)
+                    packed[move.expert] = self._pack(move.expert)
                 shipments.append(self._route.weights(move, packed[move.expert], step=self._state.step))
         self._held += shipments
         if not after_tokens:
@@ -184,13 +214,9 @@ class GuestSupply:
         for slot in layer_pass.slots:
             self.slots.release(slot)
 
-    @torch.no_grad()
-    def _home_weights(self) -> list[Weights]:
-        return self._experts.split(self._experts.tensors())
-
-    def _pack(self, expert: int, home: list[Weights]) -> torch.Tensor:
+    def _pack(self, expert: int) -> torch.Tensor:
         return self._route.pack(
-            home[self._local_of[expert]],
+            self._home.expert(self._local_of[expert]),
             expert=expert,
             epoch=self._state.weight_epoch,
             with_checksum=self._state.options.debug,

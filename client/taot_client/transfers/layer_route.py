@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,19 +48,21 @@ class LayerRoute:
             self.layout.write_label(buffer, self.layer, expert, epoch, checksum)
         return buffer
 
-    def check_label(self, buffer: torch.Tensor, *, expert: int, epoch: int) -> None:
-        """Checks that a buffer holds what it should.
+    def check_label(
+        self, buffer: torch.Tensor, *, expert: int, epoch: int, read: Callable[[], tuple[int, ...]] | None = None
+    ) -> None:
+        """Checks that a buffer holds what it should; `read` is its `ExpertLayout.label_reader` where there is one.
 
         Raises:
             RuntimeError: saying what it holds instead, or that its content changed on the way.
         """
         if not self.is_labelled:
             return
-        *got, checksum = self.layout.read_label(buffer)
-        if got != [self.layer, expert, epoch]:
+        layer, at_hand, its_epoch, checksum = self.layout.read_label(buffer) if read is None else read()
+        if layer != self.layer or at_hand != expert or its_epoch != epoch:
             raise RuntimeError(
                 f"a buffer for (layer, expert, weight epoch) {[self.layer, expert, epoch]} of layer {self.name!r}"
-                f" holds {got}"
+                f" holds {[layer, at_hand, its_epoch]}"
             )
         if checksum and checksum != self.layout.checksum(buffer):
             raise RuntimeError(f"expert {expert} of layer {self.name!r} changed between send and use")

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
@@ -16,8 +16,7 @@ class TransferError(RuntimeError):
     """A guest transfer failed or did not end in time; the message names peer, expert, layer and step."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cargo:
+class Cargo(NamedTuple):
     """What a shipment carries, for errors and logs."""
 
     kind: str
@@ -36,7 +35,7 @@ class Cargo:
         return f"{self.kind} of expert {self.expert}, layer {self.layer!r}, step {self.step}"
 
 
-@dataclass(eq=False, kw_only=True)
+@dataclass(eq=False, kw_only=True, slots=True)
 class Shipment:
     """A transfer: posted by a mover, completed by whatever the device offers for that."""
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -35,6 +35,9 @@ class Slot:
     """The tensors in it. They do not share the buffer's version counter: a slot may be filled again between a forward
     and its backward, with the same weights."""
 
+    read_label: Callable[[], tuple[int, ...]]
+    """Reads the label in the buffer, see `ExpertLayout`."""
+
     state: SlotState = SlotState.EMPTY
     expert: int = -1
     """Who lives here; -1 when empty."""
@@ -58,7 +61,14 @@ class SlotTable:
     def __init__(self, route: LayerRoute, buffers: Sequence[torch.Tensor], *, poison: bool) -> None:
         self._route = route
         self._poison = poison
-        self.slots = [Slot(buffer=buffer, views=route.layout.views(buffer.data)) for buffer in buffers]
+        self.slots = [
+            Slot(
+                buffer=buffer,
+                views=route.layout.views(buffer.data),
+                read_label=route.layout.label_reader(buffer),
+            )
+            for buffer in buffers
+        ]
         for slot in self.slots:
             self._fill_with_nan(slot)
 
@@ -127,7 +137,7 @@ class SlotTable:
         """
         slot = self.slots[index]
         assert slot.state in (SlotState.READY, SlotState.IN_USE), f"slot {index} is {slot.state.value}, not ready"
-        self._route.check_label(slot.buffer, expert=expert, epoch=weight_epoch)
+        self._route.check_label(slot.buffer, expert=expert, epoch=weight_epoch, read=slot.read_label)
         return slot.views
 
     def acquire(self, index: int) -> None:
