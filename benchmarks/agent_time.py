@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -58,8 +56,6 @@ WARM_STEPS = 5
 TOKENS = (1024, 4096)
 """Tokens of a rank; each chooses `TOP_K` experts."""
 
-DELIVERY = "end of a pass, the rest"
-
 OUTSIDE = "collectives and transfers"
 """Not the agent's own time."""
 
@@ -88,6 +84,7 @@ PARTS: dict[str, list[Place]] = {
     "gates": [(LayerAgent, "gate")],
     "admit, the rest": [(LayerAgent, "admit")],
     "hand out guests": [(LayerAgent, "guests")],
+    "end of a pass, the rest": [(LayerAgent, "_deliver")],
     "send gradients": [(GradientExchange, "launch")],
     "collect gradients": [(LayerAgent, "_collect")],
     "add gradients": [(guest_gradients, "add_guest_gradients")],
@@ -175,7 +172,7 @@ def measure(case: Case, *, plan_source: str, steps: int) -> dict[str, Any]:
     """Microseconds per layer and step, of all parts and of every one."""
     x = torch.randn(case.tokens, DIM, requires_grad=True)
     timer, guests = PartTimer(), 0
-    with timer.timing(PARTS), _timed_delivery(timer):
+    with timer.timing(PARTS):
         model, agent = build(case, plan_source=plan_source)
         for step in range(WARM_STEPS + steps):
             if step == WARM_STEPS:
@@ -185,7 +182,7 @@ def measure(case: Case, *, plan_source: str, steps: int) -> dict[str, Any]:
             summary = agent.end_step()
             guests = summary.guests_intra + summary.guests_inter
     agent.close()
-    parts_us = {part: timer.typical_seconds(part) / steps / NUM_LAYERS * 1e6 for part in [*PARTS, DELIVERY]}
+    parts_us = {part: timer.typical_seconds(part) / steps / NUM_LAYERS * 1e6 for part in PARTS}
     return {
         **case._asdict(),
         "plan_source": plan_source,
@@ -194,17 +191,6 @@ def measure(case: Case, *, plan_source: str, steps: int) -> dict[str, Any]:
         "of_it_in_plain_too_us": sum(parts_us[part] for part in SHARED),
         "parts_us": parts_us,
     }
-
-
-@contextmanager
-def _timed_delivery(timer: PartTimer) -> Iterator[None]:
-    """Times what the forward leaves for the backward to call."""
-    deliver_for = LayerAgent._deliver_for
-    LayerAgent._deliver_for = lambda self, layer_pass: timer.timed(deliver_for(self, layer_pass), DELIVERY)
-    try:
-        yield
-    finally:
-        LayerAgent._deliver_for = deliver_for
 
 
 def print_results(console: Console, rows: list[dict[str, Any]]) -> None:

@@ -26,8 +26,7 @@ def forced_split(quotas: Callable[[IntArray, IntArray], IntArray]) -> Callable[.
         return PassSplit(
             plan=plan,
             layout=lay_out_tokens(rank=rank, counts_SE=counts_SE, **placed),
-            static_R=rank_loads(counts_SE, home_E),
-            planned_R=loads_with_guests(counts_SE, **placed),
+            loads_2R=np.stack([rank_loads(counts_SE, home_E), loads_with_guests(counts_SE, **placed)]),
             has_guests=bool(quota_SRK.any()),
         )
 

@@ -134,7 +134,7 @@ class ActiveAgent:
         """See `Agent.begin_step`."""
         state = self.state
         for layer in state.layers:
-            layer.check_unchanged()
+            layer.layout_watch.check()
         if not state.control.is_pending:  # the last step was not ended, for instance after an exception
             self._drain()
             state.control.offer(self._next_record())

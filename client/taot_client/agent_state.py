@@ -14,7 +14,7 @@ from taot_client.groups import ExpertParallelGroup
 from taot_client.layer_pass import LayerPass
 from taot_client.measuring.gate_keeper import StepObservation
 from taot_client.measuring.link_meter import LinkMeter
-from taot_client.measuring.pass_outcomes import NotedPass, PassOutcomes
+from taot_client.measuring.pass_outcomes import NotedPass, PassOutcomes, SettledPasses, imbalances
 from taot_client.measuring.step_measured import StepMeasured, measured_row
 from taot_client.options import AgentOptions
 from taot_client.pass_split import PassSplit
@@ -27,7 +27,7 @@ from taot_client.step_summary import MoveTotals, StepSummary, StepTally
 from taot_client.trace_recorder import TraceFile
 from taot_client.transfers.shipment import Mover, Shipment, TransferClock
 from taot_client.weight_changes import WeightChanges
-from taot_planning import LayerProblem, imbalance, plan_from_guests
+from taot_planning import LayerProblem, plan_from_guests
 from taot_planning.arrays import IntArray
 
 if TYPE_CHECKING:
@@ -157,8 +157,13 @@ class AgentState:
             inter_node_sent_bytes=self._sent_bytes[1],
         )
 
-    def measured(self, *, computed_tokens: int) -> Measured:
-        """What this rank has measured since its start, with the tokens it has computed in the layer that asks."""
+    def measured(self, layer: int, *, computed_tokens: int) -> Measured:
+        """What this rank tells with the gather of a layer: what it has computed there since its start.
+
+        With the last layer, from which reports take it, all else that it has measured as well.
+        """
+        if layer + 1 < len(self.layers):
+            return Measured(computed_tokens=computed_tokens)
         clock, (intra, inter) = self.clock, self._sent_bytes
         times_us = round(clock.exposed_seconds * 1e6), round(clock.flight_seconds * 1e6)
         return Measured(*times_us, intra, inter, computed_tokens)
@@ -169,10 +174,10 @@ class AgentState:
         if self.mode is StepMode.OBSERVE:
             problem = LayerProblem(counts_RE=counts_RE, home_E=layer.home_E, topology=self.timed_topology)
             would_be_R = plan_from_guests(problem, self.planned_guests(index)).loads_R(problem)
-            self._add_pass(index, split.static_R, would_be_R, would_be_R)
+            passes = SettledPasses([index], split.loads_2R[:1], would_be_R[None], would_be_R[None])
+            self._add_passes(passes)
         else:
-            before_R = layer_pass.gathered.computed_tokens_R
-            noted = NotedPass(split.static_R, split.planned_R, before_R, split.has_guests)
+            noted = NotedPass(split.loads_2R, layer_pass.gathered.headers_RH, split.has_guests)
             self._outcomes.note(index, counts_RE, noted)
         site = layer_pass.site
         if self.trace is not None and site.step >= 0:
@@ -246,8 +251,9 @@ class AgentState:
         self.is_in_step = False
         row_N = measured_row([layer.meter for layer in self.layers], self.links.totals())
         measured = StepMeasured.of_rows(self.control.gather(row_N), num_layers=len(self.layers))
-        for layer, *loads in self._outcomes.settle(measured.computed_tokens_RL):
-            self._add_pass(layer, *loads)
+        settled = self._outcomes.settle(measured.computed_tokens_RL)
+        if settled is not None:
+            self._add_passes(settled)
         if self.leader is not None:
             seen = StepObservation(
                 step=self.step,
@@ -259,14 +265,12 @@ class AgentState:
         layers_off = tuple(each.route.name for each in self.layers if self.record.gates.is_off(each.route.layer))
         return self._tally.summary(step=self.step, mode=self.mode, reason=self.record.reason, layers_off=layers_off)
 
-    def _add_pass(self, layer: int, static_R: IntArray, planned_R: IntArray, achieved_R: IntArray) -> None:
-        speed_milli_R = self._speed_milli_R
-        self._tally.add_pass(
-            self.layers[layer].route.name,
-            static=imbalance(static_R, speed_milli_R),
-            planned=imbalance(planned_R, speed_milli_R),
-            achieved=imbalance(achieved_R, speed_milli_R),
-        )
+    def _add_passes(self, settled: SettledPasses) -> None:
+        layer_P, *loads_PR = settled
+        for layer, static, planned, achieved in zip(
+            layer_P, *(imbalances(each_PR, self._speed_milli_R) for each_PR in loads_PR), strict=True
+        ):
+            self._tally.add_pass(self.layers[layer].route.name, static=static, planned=planned, achieved=achieved)
 
     # What the layers ask the planner, through the leader.
 

@@ -14,7 +14,8 @@ import torch
 
 from taot_client.device import to_host
 from taot_client.groups import ExpertParallelGroup, peers_named
-from taot_planning.arrays import MAX_COUNT, IntArray
+from taot_planning import EMPTY_SLOT
+from taot_planning.arrays import MAX_COUNT, IntArray, read_only
 from taot_planning.kernel import kernel
 
 NO_STEP = -1
@@ -59,7 +60,7 @@ class Measured(NamedTuple):
 
 
 _READY_BITS, _WEIGHT_CHANGES, _FIRST_MEASURED = 4, 5, 6
-_COMPUTED_TOKENS = _FIRST_MEASURED + Measured._fields.index("computed_tokens")
+COMPUTED_TOKENS = _FIRST_MEASURED + Measured._fields.index("computed_tokens")
 """Places in a header."""
 
 _HEADER_WORDS = _FIRST_MEASURED + len(Measured._fields)
@@ -68,6 +69,9 @@ _HEADER = struct.Struct(f"={_HEADER_WORDS}q")
 what the rank has measured."""
 
 _NOTHING_MEASURED = Measured()
+
+NO_GUESTS = read_only(np.empty((0, 0), dtype=np.int64))
+"""A placement of which nobody asks what has arrived."""
 
 
 class LocalCounts(NamedTuple):
@@ -95,6 +99,9 @@ class GatheredCounts(NamedTuple):
     num_weight_changes: int
     """Changes of the weights that all ranks together have announced in this step, see `WeightChanges`."""
 
+    num_late: int
+    """Guests of the placement asked about that have not arrived."""
+
     @property
     def valid_tokens_R(self) -> IntArray:
         """Tokens with at least one valid choice on each rank. Shape: [ranks]."""
@@ -108,7 +115,7 @@ class GatheredCounts(NamedTuple):
     @property
     def computed_tokens_R(self) -> IntArray:
         """Tokens that each rank has computed in the layer before. Shape: [ranks]."""
-        return self.headers_RH[:, _COMPUTED_TOKENS]
+        return self.headers_RH[:, COMPUTED_TOKENS]
 
     @property
     def measured_R(self) -> tuple[Measured, ...]:
@@ -119,7 +126,7 @@ class GatheredCounts(NamedTuple):
         """The same where no guest has arrived."""
         headers_RH = self.headers_RH.copy()
         headers_RH[:, _READY_BITS] = 0
-        return self._replace(headers_RH=headers_RH)
+        return self._replace(headers_RH=headers_RH, num_late=self.headers_RH.shape[0])
 
 
 class GatherRoom:
@@ -184,15 +191,16 @@ def _count_on_host(experts_TK: IntArray, counts_E: IntArray) -> tuple[int, int]:
 
 
 @kernel
-def _part_rows(rows_RN: IntArray, num_experts: int) -> tuple[IntArray, IntArray, int, bool]:
-    """Copies of the counts and of the headers before them, which say how many changes of the weights there are.
+def _part_rows(rows_RN: IntArray, num_experts: int, guests_RK: IntArray) -> tuple[IntArray, IntArray, int, int, bool]:
+    """Copies of the counts and of the headers before them, and what the headers say.
 
-    And whether all counts are in range and all ranks at the same place of the program.
+    That is how many changes of the weights there are, how many of the guests are late, and whether all counts are in
+    range and all ranks at the same place of the program.
     """
     num_ranks, num_words = rows_RN.shape[0], rows_RN.shape[1] - num_experts
     counts_RE = np.empty((num_ranks, num_experts), dtype=np.int64)
     headers_RH = np.empty((num_ranks, num_words), dtype=np.int64)
-    num_changes, is_right = 0, True
+    num_changes, num_late, is_right = 0, 0, True
     for rank in range(num_ranks):
         for word in range(num_words):
             headers_RH[rank, word] = rows_RN[rank, word]
@@ -202,7 +210,10 @@ def _part_rows(rows_RN: IntArray, num_experts: int) -> tuple[IntArray, IntArray,
         for expert in range(num_experts):
             counts_RE[rank, expert] = rows_RN[rank, num_words + expert]
             is_right &= 0 <= counts_RE[rank, expert] <= MAX_COUNT
-    return counts_RE, headers_RH, num_changes, is_right
+    for rank in range(guests_RK.shape[0]):
+        for slot in range(guests_RK.shape[1]):
+            num_late += guests_RK[rank, slot] != EMPTY_SLOT and not rows_RN[rank, _READY_BITS] >> slot & 1
+    return counts_RE, headers_RH, num_changes, num_late, is_right
 
 
 def warm_up() -> None:
@@ -210,7 +221,7 @@ def warm_up() -> None:
     room = GatherRoom(num_ranks=2, num_experts=1)
     count_choices(torch.zeros(1, 1, dtype=torch.int64), num_experts=1, room=room)
     room.gathered.zero_()
-    _part_rows(room.rows_RN, 1)
+    _part_rows(room.rows_RN, 1, NO_GUESTS)
 
 
 def gather_counts(  # noqa: PLR0913 - what a rank has to say
@@ -221,11 +232,20 @@ def gather_counts(  # noqa: PLR0913 - what a rank has to say
     ready_bits: int = 0,
     weight_changes: int = 0,
     measured: Measured = _NOTHING_MEASURED,
+    guests_RK: IntArray = NO_GUESTS,
     room: GatherRoom | None = None,
 ) -> GatheredCounts:
     """Gathers the counts of all ranks. Collective, on the host.
 
-    Uses `room` where there is one, else memory of its own.
+    Args:
+        group: the ranks.
+        local: the routing of this rank's tokens.
+        site: where this rank is.
+        ready_bits: one bit per slot of this rank: its guest has arrived.
+        weight_changes: changes of the weights that this rank has announced in this step.
+        measured: what this rank has measured.
+        guests_RK: the placement whose late guests are counted, read-only. Shape: [ranks, slots].
+        room: memory to use; None: memory of its own.
 
     Raises:
         RuntimeError: if the ranks are at different places of the program; every rank says so.
@@ -239,11 +259,11 @@ def gather_counts(  # noqa: PLR0913 - what a rank has to say
     _HEADER.pack_into(room.header, 0, *site, valid_tokens, ready_bits, weight_changes, *measured)
     with peers_named("the counts gather of", site):
         group.counts._allgather_base(room.gathered, room.message).wait()
-    counts_RE, headers_RH, num_changes, is_right = _part_rows(room.rows_RN, counts_E.size)
+    counts_RE, headers_RH, num_changes, num_late, is_right = _part_rows(room.rows_RN, counts_E.size, guests_RK)
     if not is_right:
         _refuse(headers_RH, counts_RE)
     counts_RE.setflags(write=False)
-    return GatheredCounts(counts_RE, headers_RH, num_changes)
+    return GatheredCounts(counts_RE, headers_RH, num_changes, num_late)
 
 
 def _refuse(headers_RH: IntArray, counts_RE: IntArray) -> None:

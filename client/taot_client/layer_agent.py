@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from functools import partial
 
 import torch
 
 from taot_client.agent_state import AgentState
 from taot_client.coordinator import PlainCoordinator
-from taot_client.counts_gather import (
-    NO_STEP,
-    CallSite,
-    GatheredCounts,
-    GatherRoom,
-    Measured,
-    count_choices,
-    gather_counts,
-)
+from taot_client.counts_gather import NO_STEP, CallSite, GatheredCounts, GatherRoom, count_choices, gather_counts
 from taot_client.home_experts import Weights
 from taot_client.layer_gates import LayerGates
 from taot_client.layer_pass import LayerPass
+from taot_client.layout_watch import LayoutWatch
 from taot_client.measuring.gain import most_saved_us, without_vain_guests
 from taot_client.measuring.layer_meter import LayerMeter
 from taot_client.parallel_experts import ParallelExperts
@@ -52,6 +45,7 @@ class LayerAgent:
         self.supply = supply
         self.meter = meter
         self.pins = PinnedPasses(layer=route.name)
+        self.layout_watch = LayoutWatch(parallel.experts, route)
         self._state = state
         self._parallel = parallel
         self.home_E = parallel.home_E
@@ -59,28 +53,9 @@ class LayerAgent:
         self._plain = PlainCoordinator(parallel.group, parallel.home_E)
         self._local_of = {expert: local for local, expert in enumerate(parallel.home_experts.tolist())}
         self._gates = LayerGates(parallel.experts, self._collect)
-        self._static_R: IntArray | None = None
-        self._seen: list[tuple[object, ...]] = []
+        self._loads_2R: IntArray | None = None
         self._way_back: tuple[bytes, WayBack] | None = None
         self._room = GatherRoom(num_ranks=parallel.group.size, num_experts=parallel.home_E.size)
-
-    def check_unchanged(self) -> None:
-        """Checks that the weights are still laid out as at start.
-
-        Raises:
-            RuntimeError: if the model has been moved or cast since.
-        """
-        experts = self._parallel.experts
-        tensors = experts.tensors()
-        seen = [(id(tensor), tensor.data_ptr(), tensor.shape, tensor.dtype) for tensor in tensors]
-        if seen == self._seen:
-            return
-        self._seen = seen
-        if experts.layout() != self.route.layout or any(x.device != self.route.device for x in tensors):
-            raise RuntimeError(
-                f"the expert weights of layer {self.route.name!r} have another shape, dtype or device than when the"
-                " agent was made: make the agent after the model has been moved and cast"
-            )
 
     def begin_step(self, guests_RK: IntArray | None) -> None:
         """Forgets the guests of the past and sends for those of the new step, if it has a plan."""
@@ -145,7 +120,7 @@ class LayerAgent:
         if not torch.is_grad_enabled():
             return x_guest, weights
         self.supply.hold(layer_pass)
-        deliver = self._deliver_for(layer_pass)
+        deliver = partial(self._deliver, layer_pass)
         if layer_pass.exchange is None:  # frozen experts: only the end of the pass is of interest
             x_guest, _ = enter_guests(x_guest, [], deliver=deliver)
             return x_guest, weights
@@ -200,7 +175,8 @@ class LayerAgent:
             site=site,
             ready_bits=self.supply.ready_bits(patience_seconds=self._patience_seconds),
             weight_changes=state.weight_changes.num_announced,
-            measured=self._measured(),
+            measured=state.measured(self.route.layer, computed_tokens=self.meter.computed_tokens),
+            guests_RK=self.supply.resident_RK,
             room=self._room,
         )
         if state.weight_changes.hear(gathered.num_weight_changes):
@@ -213,7 +189,7 @@ class LayerAgent:
             topology=state.timed_topology,
             guests_RK=self._place(site, gathered),
         )
-        self._static_R = split.static_R
+        self._loads_2R = split.loads_2R
         exchange = self._make_exchange(site, split.plan.guests_RK)
         layer_pass = LayerPass(
             site=site,
@@ -228,18 +204,11 @@ class LayerAgent:
         state.note_pass(self, layer_pass, split)
         return layer_pass
 
-    def _measured(self) -> Measured:
-        """What this rank tells with the gather: all that it has measured with that of the last layer, as reports do."""
-        computed_tokens = self.meter.computed_tokens
-        if self._state.layer_after(self.route.layer) is None:
-            return self._state.measured(computed_tokens=computed_tokens)
-        return Measured(0, 0, 0, 0, computed_tokens)
-
     def _patience_seconds(self) -> float:
         """How long this rank waits for planned guests that are late, by its own clock: all hear of what has arrived."""
-        if self._state.mode is not StepMode.PLAN or self._static_R is None:
+        if self._state.mode is not StepMode.PLAN or self._loads_2R is None:
             return 0.0
-        most_us = most_saved_us(self._static_R, token_us=self.meter.token_microseconds())
+        most_us = most_saved_us(self._loads_2R[0], token_us=self.meter.token_microseconds())
         return min(most_us * 1e-6, self._state.transfer_timeout_seconds)
 
     def _place(self, site: CallSite, gathered: GatheredCounts) -> IntArray:
@@ -298,18 +267,16 @@ class LayerAgent:
         returned = exchange.collect(clock=self.meter, timeout_seconds=self._state.transfer_timeout_seconds)
         return [(self._local_of[expert], gradients) for expert, gradients in returned]
 
-    def _deliver_for(self, layer_pass: LayerPass) -> Callable[[Weights], None]:
-        def deliver(gradients: Weights) -> None:
-            self._check_in_step(layer_pass)
-            if layer_pass.exchange is not None:
-                per_slot = _chunks(gradients, len(self.route.layout.shapes)) if gradients else []
-                sent = layer_pass.exchange.launch(dict(zip(layer_pass.slots, per_slot, strict=True)))
-                if sent:
-                    self._state.note_sent(sent)
-            self.supply.release(layer_pass)
-            self.pins.end(layer_pass)
-
-        return deliver
+    def _deliver(self, layer_pass: LayerPass, gradients: Weights) -> None:
+        """Sends the guests' gradients of a pass home and lets go of it."""
+        self._check_in_step(layer_pass)
+        if layer_pass.exchange is not None:
+            per_slot = _chunks(gradients, len(self.route.layout.shapes)) if gradients else []
+            sent = layer_pass.exchange.launch(dict(zip(layer_pass.slots, per_slot, strict=True)))
+            if sent:
+                self._state.note_sent(sent)
+        self.supply.release(layer_pass)
+        self.pins.end(layer_pass)
 
     def _check_in_step(self, layer_pass: LayerPass) -> None:
         step, now = layer_pass.site.step, self._state.step

@@ -26,11 +26,8 @@ class PassSplit(NamedTuple):
     layout: TokenLayout
     """This rank's share of the token exchange."""
 
-    static_R: IntArray
-    """Tokens each rank would compute without guests. Shape: [ranks]."""
-
-    planned_R: IntArray
-    """Tokens each rank is to compute. Shape: [ranks]."""
+    loads_2R: IntArray
+    """Tokens each rank would compute without guests, and those it is to compute. Shape: [2, ranks]."""
 
     has_guests: bool
     """Whether any rank computes a guest."""
@@ -50,16 +47,13 @@ def split_pass(
     """
     caps_R = NO_CAPS if topology.token_cap_R is None else topology.token_cap_R
     fixed = home_E, topology.nodes_R, topology.speeds_R, caps_R
-    used_RK, quota_SRK, send_order, group_order, numbers_N = _split(
+    used_RK, quota_SRK, send_order, group_order, sizes_N, loads_2R, num_guests = _split(
         rank, read_only(counts_SE), *fixed, read_only(guests_RK)
     )
-    num_ranks = guests_RK.shape[0]
-    *sizes, num_guests = numbers_N[2 * num_ranks :].tolist()
     return PassSplit(
         plan=LayerPlan.take_over(guests_RK=used_RK, quota_SRK=quota_SRK),
-        layout=made_layout(send_order, group_order, sizes, shape=guests_RK.shape),
-        static_R=numbers_N[:num_ranks],
-        planned_R=numbers_N[num_ranks : 2 * num_ranks],
+        layout=made_layout(send_order, group_order, sizes_N.tolist(), shape=guests_RK.shape),
+        loads_2R=loads_2R,
         has_guests=num_guests > 0,
     )
 
@@ -77,22 +71,21 @@ def warm_up() -> None:
 
 
 @kernel
-def _add_loads(
-    counts_SE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray
-) -> tuple[IntArray, IntArray]:
-    """Tokens of each rank without guests, and with them. Shapes: [ranks]."""
-    static_R = np.zeros(counts_SE.shape[0], dtype=np.int64)
+def _add_loads(counts_SE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> IntArray:
+    """Tokens of each rank without guests, and with them. Shape: [2, ranks]."""
+    loads_2R = np.zeros((2, counts_SE.shape[0]), dtype=np.int64)
+    static_R, planned_R = loads_2R[0], loads_2R[1]
     for source in range(counts_SE.shape[0]):
         for expert in range(counts_SE.shape[1]):
             static_R[home_E[expert]] += counts_SE[source, expert]
-    planned_R = static_R.copy()
+    planned_R[:] = static_R
     for rank in range(guests_RK.shape[0]):
         for slot in range(guests_RK.shape[1]):
             if guests_RK[rank, slot] >= 0:
                 for source in range(counts_SE.shape[0]):
                     planned_R[rank] += quota_SRK[source, rank, slot]
                     planned_R[home_E[guests_RK[rank, slot]]] -= quota_SRK[source, rank, slot]
-    return static_R, planned_R
+    return loads_2R
 
 
 @kernel
@@ -104,22 +97,22 @@ def _split(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects t
     speeds_R: IntArray,
     caps_R: IntArray,
     guests_RK: IntArray,
-) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
+) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray, IntArray, int]:
     """Does what `split_pass` does: one kernel, since ranks call it in the middle of a training step.
 
     Returns:
-        The guests that get tokens, the quotas, the orders of sending and of grouping; and in one array the loads
-        without and with guests, what `lay_out` counts, and the number of guests.
+        The guests that get tokens, the quotas, the orders of sending and of grouping, what `lay_out` counts, the loads
+        without and with guests, and the number of guests.
     """
     tokens_RK, quota_SRK = split_copies(counts_SE, home_E, nodes_R, speeds_R, caps_R, guests_RK)
     used_RK = guests_RK.copy()
-    num_guests_N = np.zeros(1, dtype=np.int64)
+    num_guests = 0
     for host in range(guests_RK.shape[0]):
         for slot in range(guests_RK.shape[1]):
             if tokens_RK[host, slot] > 0:
-                num_guests_N[0] += 1
+                num_guests += 1
             else:
                 used_RK[host, slot] = EMPTY_SLOT
-    static_R, planned_R = _add_loads(counts_SE, home_E, used_RK, quota_SRK)
+    loads_2R = _add_loads(counts_SE, home_E, used_RK, quota_SRK)
     send_order, group_order, sizes_N = lay_out(rank, counts_SE, home_E, used_RK, quota_SRK)
-    return used_RK, quota_SRK, send_order, group_order, np.concatenate((static_R, planned_R, sizes_N, num_guests_N))
+    return used_RK, quota_SRK, send_order, group_order, sizes_N, loads_2R, num_guests

@@ -5,10 +5,13 @@ Ranks count what they compute and tell with their next gather; the difference is
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
+from taot_client.counts_gather import COMPUTED_TOKENS
+from taot_planning import imbalance
 from taot_planning.arrays import IntArray
 
 
@@ -32,17 +35,30 @@ class LayerOutcome:
 class NotedPass(NamedTuple):
     """A pass whose outcome is looked at when the step has ended."""
 
-    static_R: IntArray
-    """Tokens each rank would have computed without guests. Shape: [ranks]."""
+    loads_2R: IntArray
+    """Tokens each rank would have computed without guests, and those it is to compute. Shape: [2, ranks]."""
 
-    planned_R: IntArray
-    """Tokens each rank is to compute. Shape: [ranks]."""
-
-    before_R: IntArray
-    """Tokens each rank had computed in this layer before. Shape: [ranks]."""
+    gathered_RH: IntArray
+    """What all ranks had said before it, see `GatheredCounts.headers_RH`."""
 
     has_guests: bool
     """Whether any tokens went to guests."""
+
+
+class SettledPasses(NamedTuple):
+    """All passes of a step, by layer and in order. Axis letters: P passes, R ranks."""
+
+    layer_P: list[int]
+    """Layer of each. Shape: [passes]."""
+
+    static_PR: IntArray
+    """Tokens without guests. Shape: [passes, ranks]."""
+
+    planned_PR: IntArray
+    """Tokens as planned. Shape: [passes, ranks]."""
+
+    computed_PR: IntArray
+    """Tokens as computed. Shape: [passes, ranks]."""
 
 
 class PassOutcomes:
@@ -61,20 +77,45 @@ class PassOutcomes:
         self.layers[layer].counts_RE = counts_RE
         self._noted_L[layer].append(noted)
 
-    def settle(self, computed_RL: IntArray) -> Iterator[tuple[int, IntArray, IntArray, IntArray]]:
+    def settle(self, computed_RL: IntArray) -> SettledPasses | None:
         """Ends all passes, now that ranks have told what they have computed in each layer so far. [ranks, layers].
 
-        Yields:
-            Layer, and tokens of each rank without guests, as planned, and as computed: pass by pass.
+        Returns:
+            What they came to; None where there were none.
         """
-        for layer, noted in enumerate(self._noted_L):
+        layer_P = [layer for layer, noted in enumerate(self._noted_L) for _ in noted]
+        if not layer_P:
+            return None
+        noted_P = [each for noted in self._noted_L for each in noted]
+        loads_P2R = np.array([each.loads_2R for each in noted_P])
+        before_PR = np.array([each.gathered_RH for each in noted_P])[:, :, COMPUTED_TOKENS]
+        # What a pass came to is known with the gather of the next one of its layer, or at the end.
+        after_PR = np.concatenate((before_PR[1:], before_PR[:1]))
+        last_L = {layer: index for index, layer in enumerate(layer_P)}
+        after_PR[list(last_L.values())] = computed_RL.T[list(last_L)]
+        settled = SettledPasses(layer_P, loads_P2R[:, 0], loads_P2R[:, 1], after_PR - before_PR)
+        saved_P = (settled.static_PR.max(axis=1) - settled.computed_PR.max(axis=1)).tolist()
+        for layer, noted, saved in zip(layer_P, noted_P, saved_P, strict=True):
             outcome = self.layers[layer]
-            afterwards = [each.before_R for each in noted[1:]] + [computed_RL[:, layer]]
-            for each, after_R in zip(noted, afterwards, strict=False):  # layers without a pass have none to end
-                loads_R = after_R - each.before_R
-                outcome.num_passes += 1
-                if each.has_guests:
-                    outcome.used_guests = True
-                    outcome.saved_tokens += max(each.static_R.tolist()) - max(loads_R.tolist())
-                yield layer, each.static_R, each.planned_R, loads_R
-            noted.clear()
+            outcome.num_passes += 1
+            if noted.has_guests:
+                outcome.used_guests = True
+                outcome.saved_tokens += saved
+        for each in self._noted_L:
+            each.clear()
+        return settled
+
+
+def imbalances(loads_PR: IntArray, speed_milli_R: IntArray | None) -> list[float]:
+    """What `imbalance` says of each of many passes. Shape: [passes].
+
+    Args:
+        loads_PR: tokens each rank computes. Shape: [passes, ranks].
+        speed_milli_R: speeds of the ranks, None where all are alike. Shape: [ranks].
+    """
+    if speed_milli_R is not None:
+        return [imbalance(loads_R, speed_milli_R) for loads_R in loads_PR]
+    totals_P = loads_PR.sum(axis=1)
+    above_P: IntArray = loads_PR.max(axis=1) * loads_PR.shape[1] - totals_P
+    imbalance_P: list[float] = (above_P / np.maximum(totals_P, 1)).tolist()
+    return imbalance_P

@@ -168,6 +168,9 @@ class GuestSupply:
 
     def arrived(self, gathered: GatheredCounts) -> IntArray:
         """The resident guests that are there on their rank, as all ranks have told each other. [ranks, slots]."""
+        if not gathered.num_late:
+            self._is_late_R = None
+            return self.resident_RK
         there_RK = guests_there(self.resident_RK, gathered.ready_bits_R)
         if there_RK is self.resident_RK:
             self._is_late_R = None

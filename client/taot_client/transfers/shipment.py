@@ -132,12 +132,12 @@ class TransferClock:
         self._flight_seconds = 0.0
         self.exposed_seconds = 0.0
 
-    def depart(self) -> None:
-        """Notes that a transfer has been posted."""
+    def depart(self, num_transfers: int = 1) -> None:
+        """Notes that transfers, one at least, are being posted."""
         with self._lock:
             if self._in_flight == 0:
                 self._since = self._now()
-            self._in_flight += 1
+            self._in_flight += num_transfers
 
     def arrive(self) -> None:
         """Notes that a transfer has ended."""
