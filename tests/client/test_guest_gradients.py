@@ -86,6 +86,7 @@ def test_the_entry_delivers_the_weights_gradients_once(tokens_need_gradient: boo
     x_guest, (behind,) = enter_guests(x, [weight], deliver=deliver)
     assert torch.equal(x_guest, x)
     assert torch.equal(behind, weight)
+    assert x_guest.requires_grad is tokens_need_gradient, "as with home experts: it is a third of the computing"
     (x_guest @ behind).sum().backward()
     ((gradient,),) = deliver.received
     assert gradient.tolist() == [[4.0, 4.0], [7.0, 7.0]]  # column sums of x, for each output

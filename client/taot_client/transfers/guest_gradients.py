@@ -154,7 +154,11 @@ class _GuestEntry(torch.autograd.Function):
     ) -> Weights:
         del anchor
         ctx.deliver = deliver
-        return (x_guest.view_as(x_guest), *[weight.view_as(weight) for weight in weights])
+        entered = x_guest.view_as(x_guest)
+        if weights and not x_guest.requires_grad:
+            # The anchor would let it need one, at a third of the experts' computing. Weights alone bring backward here.
+            ctx.mark_non_differentiable(entered)
+        return (entered, *[weight.view_as(weight) for weight in weights])
 
     @staticmethod
     @differentiable_once
@@ -172,7 +176,7 @@ def enter_guests(
     """Puts the guests' tokens and weights behind a node that calls `deliver` with the weights' gradients.
 
     `deliver` runs once in backward on every rank, also on those without guests: it is a point of the program at
-    which ranks may act together.
+    which ranks may act together. Tokens get a gradient where they need one, or where there are no weights to get one.
     """
     x_guest, *weights = _enter(_ANCHOR, deliver, x_guest, *weights)
     return x_guest, tuple(weights)
