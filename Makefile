@@ -139,7 +139,9 @@ bench-load: $(STAMP) kernels  ## Load one planner over loopback: latency, report
 bench-links: $(STAMP)  ## Train over rate-limited links between network namespaces; needs root
 	mkdir -p $(RESULTS)
 	$(BIN)/python benchmarks/shaped_links.py --algorithms static,taot-paper,taot --json $(RESULTS)/shaped_links.json
-	$(BIN)/python benchmarks/shaped_links.py --algorithms taot --device-gigaflops 50 --tokens 2048 --dense-dim 1024 --json $(RESULTS)/shaped_links_device.json
+	$(BIN)/python benchmarks/shaped_links.py --algorithms taot --stand-in device --tokens 2048 --dense-dim 1024 --json $(RESULTS)/shaped_links_device.json
+	$(BIN)/python benchmarks/shaped_links.py --algorithms taot --stand-in core --dim 256 --hidden-dim 512 --dense-dim 1024 --tokens 1024 \
+		--imbalance 0.5 --rounds 24 --json $(RESULTS)/shaped_links_core.json
 	$(BIN)/python benchmarks/shaped_links.py --nodes 4 --ranks-per-node 2 --algorithms taot-paper,taot --plan-sources inline \
 		--relay off,on --imbalance 3 --dim 256 --hidden-dim 512 --tokens 128 --rounds 5 --json $(RESULTS)/shaped_links_relay.json
 

@@ -18,8 +18,8 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from stand_in_computing import Place, stand_in
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from taot_client import Agent, AgentOptions, ExpertParallelGroup, ExpertParallelMoE
 from taot_client.coordinator import PlainCoordinator
@@ -51,18 +51,18 @@ class Shape:
     dense_dim: int = 0
     """Width inside the dense block before each expert layer, which stands for attention; without one where it is 0."""
 
-    device_gigaflops: float = 0.0
-    """Speed of the accelerator that stands for each rank's: the rank waits for it as long as it would compute, which
-    leaves the cores to the network. 0 lets the cores compute themselves."""
+    stand_in: Place | None = None
+    """What computing is replaced by, if anything: an accelerator beside each rank, which leaves the cores to the
+    network, or a core that is held as long as it would compute."""
+
+    gigaflops: float = 0.0
+    """Its speed."""
 
     @property
     def expert_bytes(self) -> int:
         """What a guest costs to move, one way."""
         return 3 * self.dim * self.hidden_dim * 4
 
-
-SMALL = 1e-3
-"""A gradient of an accelerator that computes nothing."""
 
 FULL = 0.9
 """Part of the tokens that choose the hottest expert, at most."""
@@ -117,29 +117,6 @@ class ForcedRouter(nn.Module):
         return np.minimum(drawn_TK, self._shape.experts - 1).astype(np.int64)
 
 
-class _OnDevice(torch.autograd.Function):
-    """Waits as long as an accelerator computes; rows come out as they came in."""
-
-    @staticmethod
-    def forward(ctx: Any, x_ND: torch.Tensor, seconds: float, *weights: torch.Tensor) -> torch.Tensor:
-        ctx.seconds, ctx.shapes = seconds, [weight.shape for weight in weights]
-        time.sleep(seconds)
-        return x_ND.clone()
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_ND: torch.Tensor) -> tuple[Any, ...]:
-        time.sleep(2 * ctx.seconds)  # one product for the rows, one for the weights
-        return grad_ND, None, *(grad_ND.new_full((), SMALL).expand(shape) for shape in ctx.shapes)
-
-
-def on_device(shape: Shape, x_ND: torch.Tensor, weights: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Stands for the product of rows with all weights on an accelerator."""
-    flops = 2 * x_ND.shape[0] * sum(weight.numel() for weight in weights)
-    result: torch.Tensor = _OnDevice.apply(x_ND, flops / (shape.device_gigaflops * 1e9), *weights)
-    return result
-
-
 class DenseBlock(nn.Module):
     """What every rank computes of its own tokens, without any exchange."""
 
@@ -151,8 +128,8 @@ class DenseBlock(nn.Module):
 
     def forward(self, x_TD: torch.Tensor) -> torch.Tensor:
         """Shape: as `x_TD`."""
-        if self._shape.device_gigaflops:
-            return on_device(self._shape, x_TD, [*self.parameters()])
+        if self._shape.stand_in:
+            return stand_in(self._shape.stand_in, self._shape.gigaflops, x_TD, [*self.parameters()])
         up, gate = self.up_and_gate(x_TD).chunk(2, dim=-1)
         return self.down(nn.functional.silu(gate) * up)
 
@@ -193,9 +170,9 @@ class Run:
         self.shape, self.group = shape, group
         self.model = Stack(shape, group)
         self.agent = Agent(self.model, options) if options is not None else None
-        if shape.device_gigaflops:  # once the agent has seen that real experts compute the same as guests
+        if shape.stand_in:  # once the agent has seen that real experts compute the same as guests
             for layer in self.model.layers:
-                layer.experts.compute = partial(on_device, shape)
+                layer.experts.compute = partial(stand_in, shape.stand_in, shape.gigaflops)
         self._optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-4)
         self._x = torch.randn(shape.tokens, shape.dim, generator=torch.Generator().manual_seed(group.rank))
         self.summary: Any = None

@@ -97,20 +97,21 @@ class InPlaceMover:
         """See `Mover`."""
 
 
-def ship_alone(movers: list[WatchingMover], group: ExpertParallelGroup) -> float:
-    """Ships what the last step shipped once more, without anything beside it: weights, then gradients.
+def ship_alone(movers: list[WatchingMover], group: ExpertParallelGroup, *, times: int = 1) -> float:
+    """Ships what the last step shipped once more, without anything beside it: weights, then gradients; or repeatedly.
 
     Returns:
-        Seconds until the last rank has everything. Collective.
+        Seconds until the last rank has everything, over all times. Collective.
     """
     total = 0.0
     for mover in movers:
-        again = [replace(each, buffer=torch.zeros_like(each.buffer, device="cpu")) for each in mover.posted]
+        buffers = [torch.zeros_like(each.buffer, device="cpu") for each in mover.posted]
         group.counts.allreduce([torch.zeros(1)]).wait()
         started = time.perf_counter()
-        mover.mover.post(again)
-        mover.mover.drain(DRAIN_SECONDS)
-        group.counts.allreduce([torch.zeros(1)]).wait()
+        for _ in range(times):
+            mover.mover.post([replace(each, buffer=buffer) for each, buffer in zip(mover.posted, buffers, strict=True)])
+            mover.mover.drain(DRAIN_SECONDS)
+            group.counts.allreduce([torch.zeros(1)]).wait()
         total += time.perf_counter() - started
     return total
 

@@ -6,21 +6,28 @@ plain expert parallelism, one with guests, and one with the same guests whose we
 
     hidden share = 1 - (step - step in place) / transfers alone
 
-Bytes are those that the nodes' uplinks have sent, from the interface counters. Weights and gradients are what the agent
-has sent, without headers; the rest are tokens, control and headers.
+The error beside it is the standard error of the median. Bytes are those that the nodes' uplinks have sent, from the
+interface counters. Weights and gradients are what the agent has sent, without headers; the rest are tokens, control and
+headers.
 
-All ranks share the cores of this machine, which also carry every byte through the kernel (about 1.7 ns each, of 8 ns
-that a byte takes on a link of 1 Gbit/s): where cores compute all the time, that much of a transfer cannot be hidden.
-With `--device-gigaflops` a rank waits for an accelerator in place of computing, and the cores are free for the network,
-as they are beside a GPU. Everything else, experts' weights and gradients included, is real.
+The cores of this machine, which the ranks share where there are more of these, also carry every byte through the
+kernel: where they compute all the time, that much of a transfer cannot be hidden. So the transfers are repeated on
+the idle machine: what they take from its cores a byte, and the largest share that could be hidden were no core ever
+idle (as they are while tokens travel: the share may exceed it), stand beside the others.
+
+With `--stand-in device` a rank waits for an accelerator in place of computing, and the cores are free for the network,
+as they are beside a GPU. With `--stand-in core` it holds its core as long as it would compute: the same contention
+without the noise (`stand_in_computing.py`). Everything else, experts' weights and gradients included, is real.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -28,6 +35,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from core_time import core_prefix, core_share, idle_seconds, num_cores
 from forced_training import Run, Shape, guest_options, join_ranks
 from guest_transfers import WatchingMover, put_in_place, ship_alone, watch
 from link_namespaces import UPLINK, joined_nodes, reason_against, sent_bytes
@@ -44,6 +52,11 @@ STORE_PORT = 29400
 
 WARM_ROUNDS = 3
 
+ALONE_TIMES = 20
+"""How often the transfers of a step are repeated to see what they take from the cores: the kernel counts in 10 ms."""
+
+PAUSE_SECONDS = 1.0
+
 KINDS = ("weights", "gradient")
 
 
@@ -53,6 +66,14 @@ def summed(group: ExpertParallelGroup, values: Sequence[float]) -> list[float]:
     group.counts.allreduce([total]).wait()
     summed_values: list[float] = total.tolist()
     return summed_values
+
+
+def spread(values: Sequence[float]) -> float:
+    """Standard error of the median of values, by that of the mean of a normal distribution and the quartiles."""
+    if len(values) < 4:
+        return float("nan")
+    first, _, third = statistics.quantiles(values, n=4)
+    return 1.25 * (third - first) / 1.35 / math.sqrt(len(values))
 
 
 class Case:
@@ -89,16 +110,32 @@ class Case:
         for mover in self._movers:
             mover.posted.clear()
             mover.crossed_bytes.clear()
+        # Which comes first changes from round to round: the machine's speed drifts.
+        if step % 2:
+            row["placed_seconds"] = placed.train_step(step)
         row["step_seconds"], row["step_bytes"] = self._counted(real, step)
+        if not step % 2:
+            row["placed_seconds"] = placed.train_step(step)
         crossed = {kind: sum(mover.crossed_bytes[kind] for mover in self._movers) for kind in KINDS}
         row |= dict(zip(("weights_bytes", "gradients_bytes"), summed(self._group, [*crossed.values()]), strict=True))
-        row["placed_seconds"] = placed.train_step(step)
         row["alone_seconds"] = ship_alone(self._movers, self._group)
         saved = row["step_seconds"] - row["placed_seconds"]
         row["hidden_share"] = 1 - saved / row["alone_seconds"] if row["weights_bytes"] else float("nan")
         row["guests"] = real.summary.guests_intra + real.summary.guests_inter
         row["imbalance_left"] = statistics.mean(real.summary.imbalance.values())
         return row
+
+    def measure_cores(self) -> dict[str, float]:
+        """What the transfers of the last step take from the cores: see `core_share`."""
+        if not any(mover.posted for mover in self._movers):
+            return {}
+        before = idle_seconds()
+        time.sleep(PAUSE_SECONDS)  # what others take meanwhile does not count
+        idle_cores = (idle_seconds() - before) / PAUSE_SECONDS
+        before, started = idle_seconds(), time.perf_counter()
+        wire_seconds = ship_alone(self._movers, self._group, times=ALONE_TIMES)
+        taken = idle_cores * (time.perf_counter() - started) - (idle_seconds() - before)
+        return {"alone_core_seconds": taken / ALONE_TIMES, "most_hidden": 1 - core_share(taken, wire_seconds)}
 
     def close(self) -> None:
         """Ends the agents."""
@@ -123,9 +160,12 @@ def work(rank: int, task: dict[str, Any]) -> None:
     for case in task["cases"]:
         measured = Case(task, case, group, static)
         rounds = [measured.measure_round(step) for step in range(WARM_ROUNDS + task["rounds"])][WARM_ROUNDS:]
+        cores = measured.measure_cores()
         measured.close()
         medians = {key: statistics.median(each[key] for each in rounds) for key in rounds[0]}
-        rows.append({**case, **medians})
+        if "hidden_share" in medians:
+            medians["hidden_error"] = spread([each["hidden_share"] for each in rounds])
+        rows.append({**case, **medians, **cores})
         if rank == 0:
             print(json.dumps(rows[-1]), file=sys.stderr, flush=True)
     if rank == 0:
@@ -148,7 +188,7 @@ def print_results(console: Console, results: dict[str, Any]) -> None:
     """One row per case."""
     table = Table(title="Medians of alternating steps; MB sent by all uplinks in a step", title_justify="left")
     headings = ("algorithm", "plans", "relay", "guests", "left", "step", "static", "in place", "alone", "hidden")
-    for heading in (*headings, "MB", "weights", "gradients", "rest"):
+    for heading in (*headings, "at most", "core ns/B", "MB", "weights", "gradients", "rest"):
         table.add_column(heading, justify="right", no_wrap=True)
     for row in results["rows"]:
         cells = [row["algorithm"], row["plan_source"], row["relay"]]
@@ -157,20 +197,21 @@ def print_results(console: Console, results: dict[str, Any]) -> None:
             cells += [f"{row[f'{key}_seconds'] * 1e3:.0f} ms" for key in ("step", "static", "placed", "alone")]
             rest = row["step_bytes"] - row["weights_bytes"] - row["gradients_bytes"]
             numbers = (row["step_bytes"], row["weights_bytes"], row["gradients_bytes"], rest)
-            cells += [f"{row['hidden_share']:.0%}", *(f"{each / 1e6:.1f}" for each in numbers)]
+            cells += [f"{row['hidden_share']:.0%} +-{row['hidden_error'] * 100:.0f}", *describe_cores(row)]
+            cells += [f"{each / 1e6:.1f}" for each in numbers]
         else:
-            cells += [
-                "",
-                "",
-                "",
-                f"{row['static_seconds'] * 1e3:.0f} ms",
-                "",
-                "",
-                "",
-                f"{row['static_bytes'] / 1e6:.1f}",
-            ]
+            seconds, megabytes = f"{row['static_seconds'] * 1e3:.0f} ms", f"{row['static_bytes'] / 1e6:.1f}"
+            cells += ["", "", "", seconds, "", "", "", "", "", megabytes]
         table.add_row(*cells)
     console.print(table)
+
+
+def describe_cores(row: dict[str, Any]) -> list[str]:
+    """The largest share that the cores allow, and what a byte takes from them."""
+    if "most_hidden" not in row:
+        return ["", ""]
+    size_bytes = row["weights_bytes"] + row["gradients_bytes"]
+    return [f"{row['most_hidden']:.0%}", f"{row['alone_core_seconds'] / size_bytes * 1e9:.2f}"]
 
 
 def parse() -> argparse.Namespace:
@@ -194,12 +235,11 @@ def parse() -> argparse.Namespace:
         " as much as the experts of a balanced rank; 0 for none",
     )
     parser.add_argument(
-        "--device-gigaflops",
-        type=float,
-        default=0,
-        help="let each rank wait for an accelerator of this speed, as GPUs leave the cores to the network; 0: the cores"
-        " compute",
+        "--stand-in",
+        choices=("device", "core"),
+        help="in place of computing, wait for an accelerator, as GPUs leave the cores to the network, or hold the core",
     )
+    parser.add_argument("--gigaflops", type=float, default=50, help="speed of what stands in for computing")
     parser.add_argument("--tokens", type=int, default=512, help="of a rank")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--limit-seconds", type=float, default=600, help="after which it gives up")
@@ -226,7 +266,7 @@ def main() -> None:
         experts=max(8, 2 * size),
         **{
             name: getattr(arguments, name)
-            for name in ("layers", "dim", "hidden_dim", "tokens", "dense_dim", "device_gigaflops")
+            for name in ("layers", "dim", "hidden_dim", "tokens", "dense_dim", "stand_in", "gigaflops")
         },
     )
     with ExitStack() as stack:
@@ -234,18 +274,20 @@ def main() -> None:
         task = {
             **{name: getattr(arguments, name) for name in ("ranks_per_node", "imbalance", "rounds", "measured_gates")},
             "planner": None,
-            "store": f"{nodes[0].address}:{STORE_PORT}",
+            "store": f"[{nodes[0].address}]:{STORE_PORT}",
             "cases": cases_of(arguments),
             "shape": asdict(shape),
         }
         if "ahead" in arguments.plan_sources:
             task["planner"] = stack.enter_context(serving_planner(nodes[0].prefix))
         prefixes = [nodes[rank // arguments.ranks_per_node].prefix for rank in range(size)]
+        if size <= num_cores():
+            prefixes = [[*prefix, *core_prefix(rank)] for rank, prefix in enumerate(prefixes)]
         environment = {"GLOO_SOCKET_IFNAME": UPLINK, "OMP_NUM_THREADS": "1"}
         results = run_ranks(
             __file__, task, prefixes=prefixes, environment=environment, limit_seconds=arguments.limit_seconds
         )
-    print_results(Console(width=max(Console().width, 150)), results)
+    print_results(Console(width=max(Console().width, 170)), results)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
