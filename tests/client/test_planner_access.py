@@ -219,8 +219,8 @@ def test_a_broken_file_and_a_lock_are_each_told_once(locked, folder, caplog):
     link.start(wait=WAIT / 20)
     assert eventually(lambda: "does not let this job in" in caplog.text)
     for _ in range(2):
-        token_file.write_text("two words")
         told = caplog.text.count("the last one stays in use")
+        token_file.write_text("two words")
         assert eventually(lambda told=told: caplog.text.count("the last one stays in use") == told + 1)
         refused = link._unsent._errors["call_failed"]
         assert eventually(lambda refused=refused: link._unsent._errors["call_failed"] > refused + 2)

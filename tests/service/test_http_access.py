@@ -270,9 +270,11 @@ def test_the_log_names_a_refused_peer_once_in_a_row(http, caplog):
 
 def test_nobody_says_from_where_they_come(http, caplog):
     caplog.set_level(logging.WARNING, logger="taot_service")
-    for number in range(BURST + 5):
-        status = http.get("/v1/sessions", headers=bearer(UNKNOWN) | {"x-forwarded-for": f"10.0.0.{number}"}).status_code
-    assert status == 429
+    codes = [
+        http.get("/v1/sessions", headers=bearer(UNKNOWN) | {"x-forwarded-for": f"10.0.0.{number}"}).status_code
+        for number in range(BURST + 30)
+    ]
+    assert 429 in codes
     (told,) = [record.message for record in caplog.records if "refused" in record.message]
     assert "from 127.0.0.1;" in told
 
