@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeVar
 from taot_planning import warm_up
 from taot_service.planning_work import FinishedWork, PlanningWork, Purpose, SolvedPlan, SolverFailure
 from taot_service.solving import advance, assist
-from taot_service.thread_niceness import give_way
 from taot_service.work_queue import Pressure, WorkQueue
 
 _Result = TypeVar("_Result")
@@ -49,9 +48,7 @@ class SolverPool:
             take_work: called on the loop with `now_seconds` when a thread is free; the next work of the queue, if any.
             on_done: called on the loop with what became of work that nobody waits for.
         """
-        self._executor = ThreadPoolExecutor(
-            max_workers=num_threads, thread_name_prefix="taot-solver", initializer=give_way
-        )
+        self._executor = ThreadPoolExecutor(max_workers=num_threads, thread_name_prefix="taot-solver")
         self._num_free = num_threads
         self._queue = queue
         self._take_work = take_work
