@@ -7,6 +7,7 @@ cancelled from this side, since gRPC would go on with memory that has been freed
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -14,6 +15,7 @@ import grpc.aio
 
 from taot_api.contract_error import ContractError, Reason
 from taot_api.v1 import planner_pb2 as pb
+from taot_service.intake_pace import IntakePace
 from taot_service.refusal import refusal_of
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -52,14 +54,15 @@ class Reports(Protocol):
 class ReportStream:
     """One call."""
 
-    def __init__(self, context: Context, *, on_refusal: Callable[[Reason], None]) -> None:
+    def __init__(self, context: Context, *, pace: IntakePace, on_refusal: Callable[[Reason], None]) -> None:
         """Does nothing yet.
 
         Args:
             context: of the call.
+            pace: of all calls together.
             on_refusal: told of each report, and of the call, when it is refused.
         """
-        self._context, self._on_refusal = context, on_refusal
+        self._context, self._pace, self._on_refusal = context, pace, on_refusal
         self._answered = pb.StreamReportsResponse()
         """The next answer, but for its response."""
         self._num_unanswered = 0
@@ -82,7 +85,12 @@ class ReportStream:
         writing = asyncio.create_task(self._write(reports), name="report answers")
         try:
             while self._end is None and (request := await self._context.read()) is not grpc.aio.EOF:
+                start_seconds = time.thread_time()  # without what the thread has waited for others
                 self._take(reports, request)
+                spent_seconds = time.thread_time() - start_seconds
+                rest_seconds = self._pace.rest_after(spent_seconds, now_seconds=time.monotonic())
+                if rest_seconds > 0:
+                    await asyncio.sleep(rest_seconds)
                 while self._num_unanswered >= 2 * MANY_REPORTS and not writing.done():
                     self._has_room.clear()
                     await self._has_room.wait()

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 
 from taot_api.contract_error import ContractError, Reason
 from taot_service.admission import check_calls
+from taot_service.intake_pace import IntakePace
 from taot_service.report_stream import ReportStream
 
 FIRST_REPORT_SECONDS = 10.0
@@ -27,6 +28,8 @@ class ReportStreams:
             max_loose: calls that are of no open session, since they have not named it yet or it has ended.
             max_of_session: calls of one session.
         """
+        self.pace = IntakePace()
+        """Of all calls together."""
         self._max_loose, self._max_of_session = max_loose, max_of_session
         self._sessions: dict[ReportStream, str | None] = {}
         """Of each open call; None: it is of none."""

@@ -47,9 +47,10 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     async def StreamReports(self, requests: AsyncIterator[Any], context: Context) -> None:
         """Takes reports of a session as they come, and answers many at once."""
         del requests  # read from the context, one by one
-        stream = ReportStream(context, on_refusal=self._planner.metrics.count_refusal)
+        streams = self._planner.report_streams
+        stream = ReportStream(context, pace=streams.pace, on_refusal=self._planner.metrics.count_refusal)
         reports = StreamedReports(self._planner, stream, find_session=self._find_session, renew_caller=self._jobs.renew)
-        with self._planner.report_streams.open(stream):
+        with streams.open(stream):
             await stream.run(reports)
 
     async def PlanNow(self, request: pb.PlanNowRequest, context: Context) -> pb.PlanNowResponse:
