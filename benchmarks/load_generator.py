@@ -79,12 +79,15 @@ class Job:
 
         async def read_answers() -> None:
             nonlocal num_answered
-            async for answer in call:
-                if answer.refused_reports:
-                    raise RuntimeError(f"the planner has refused a report: {answer.refused_reports[0].status!r}")
-                self.num_taken += answer.answered_count - num_answered
-                num_answered = answer.answered_count
-                has_room.set()
+            try:
+                async for answer in call:
+                    if answer.refused_reports:
+                        raise RuntimeError(f"the planner has refused a report: {answer.refused_reports[0].status!r}")
+                    self.num_taken += answer.answered_count - num_answered
+                    num_answered = answer.answered_count
+                    has_room.set()
+            finally:
+                has_room.set()  # whoever waits looks whether there are answers to come
 
         reading = asyncio.create_task(read_answers())
         while time.perf_counter() < until_seconds and not reading.done():

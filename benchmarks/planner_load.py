@@ -63,6 +63,7 @@ def generator(planner: ServedPlanner, **task: Any) -> Iterator[dict[str, Any]]:
     The result has the planner's processor time beside the generator's.
     """
     task = {"address": planner.address, "recent_reports": None, "warm_reports": 1, **task}
+    taken_before = planner.num_taken
     process = subprocess.Popen(
         [sys.executable, str(Path(__file__).with_name("load_generator.py")), json.dumps(task)],
         stdin=subprocess.PIPE,
@@ -72,7 +73,6 @@ def generator(planner: ServedPlanner, **task: Any) -> Iterator[dict[str, Any]]:
     assert process.stdin is not None
     assert process.stdout is not None
     try:
-        taken_before = planner.num_taken
         if process.stdout.readline() != "begins\n":
             raise RuntimeError("the load generator did not begin")
         before = planner.cpu_seconds

@@ -177,7 +177,7 @@ class AgentState:
             passes = SettledPasses([index], split.loads_2R[:1], would_be_R[None], would_be_R[None])
             self._add_passes(passes)
         else:
-            noted = NotedPass(split.loads_2R, layer_pass.gathered.headers_RH, split.has_guests)
+            noted = NotedPass(split.loads_2R, layer_pass.gathered.computed_tokens_R.copy(), split.has_guests)
             self._outcomes.note(index, counts_RE, noted)
         site = layer_pass.site
         if self.trace is not None and site.step >= 0:

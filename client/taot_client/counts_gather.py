@@ -134,8 +134,9 @@ class GatherRoom:
 
     def __init__(self, *, num_ranks: int, num_experts: int) -> None:
         """Room for the counts of a group."""
-        self.message = torch.empty(_HEADER_WORDS + num_experts, dtype=torch.int64)
-        self.gathered = torch.empty(num_ranks * self.message.numel(), dtype=torch.int64)
+        # On the host also where a model is built under another device.
+        self.message = torch.empty(_HEADER_WORDS + num_experts, dtype=torch.int64, device="cpu")
+        self.gathered = torch.empty(num_ranks * self.message.numel(), dtype=torch.int64, device="cpu")
         self.rows_RN: IntArray = self.gathered.view(num_ranks, -1).numpy()
         message_N: IntArray = self.message.numpy()
         self.header = message_N.data

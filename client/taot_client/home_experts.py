@@ -92,11 +92,13 @@ class HomeViews:
         tensors = self._experts.tensors()
         # Nobody else can have got these addresses meanwhile: the views keep the memory they were made of.
         addresses = [tensor.data_ptr() for tensor in tensors]
-        if not self._are_kept or addresses != self._addresses:
-            with torch.no_grad():
-                self._views = self._experts.split(tensors)
-            self._addresses = addresses
-        return self._views[local]
+        if self._are_kept and addresses == self._addresses:
+            return self._views[local]
+        with torch.no_grad():
+            views = self._experts.split(tensors)
+        if self._are_kept:
+            self._views, self._addresses = views, addresses
+        return views[local]
 
 
 def expert_outputs(

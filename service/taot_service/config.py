@@ -104,7 +104,7 @@ class ServiceConfig:
     """Bytes of counts and plans of all sessions and PlanNow calls of one training job, which leave room for others."""
 
     max_watches: Count = 16
-    """Open watches of a session."""
+    """Open watches of a session, and as many streams of its reports."""
 
     max_calls: Count = 512
     """Calls in progress at a time, watches and health checks left out."""

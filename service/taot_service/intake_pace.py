@@ -6,6 +6,9 @@ REST_FACTOR = 6.0
 """Time from one report to the next, over all streams, in times of what taking the first one took. Reading and parsing
 take about as long again, and threads that plan want the GIL: with 3 a flood left a quarter of the plans."""
 
+MOST_SECONDS = 1.0
+"""The longest rest: agents wait two seconds for an answer, and no flood shall be felt long after its end."""
+
 LONG_SECONDS = 0.0005
 """Reports that take less need no rest: others come in between."""
 
@@ -29,5 +32,6 @@ class IntakePace:
         """
         if spent_seconds < LONG_SECONDS:
             return 0.0
-        self._free_seconds = max(self._free_seconds, now_seconds) + REST_FACTOR * spent_seconds
+        free_seconds = max(self._free_seconds, now_seconds) + REST_FACTOR * spent_seconds
+        self._free_seconds = min(free_seconds, now_seconds + MOST_SECONDS)
         return self._free_seconds - now_seconds

@@ -1,7 +1,8 @@
 """One call that reports micro-batch after micro-batch: takes what comes, and answers many reports at once.
 
-Lives on the event loop, in two tasks: the one of the call reads, another one writes. Reading and writing are never
-cancelled from this side, since gRPC would go on with memory that has been freed: a call is ended by its status alone.
+Lives on the event loop, in two tasks: the one of the call reads, another one writes, which must end before the first:
+gRPC forgets a call with the end of its task, and writing would go on with memory that has been freed. A call is ended
+by its status alone.
 """
 
 from __future__ import annotations

@@ -43,9 +43,10 @@ def assist(work: PlanningWork, *, pressure: Callable[[], Pressure]) -> None:
 
 
 def _advance(work: PlanningWork, pressure: Callable[[], Pressure]) -> SolvedPlan | SolverFailure | None:
-    progress, slice_start, topology = work.progress, time.monotonic(), measured_topology_of(work)
+    progress, slice_start = work.progress, time.monotonic()
     if progress.started_seconds is None:
         progress.started_seconds = slice_start
+    topology = measured_topology_of(work)
     while not _is_over(work) and (layer := progress.begin_layer()) is not None:
         has_planned = _plan_layer(work, layer, topology, pressure())
         sliced_seconds = time.monotonic() - slice_start

@@ -10,6 +10,7 @@ from rank_threads import Rank, run_ranks
 from taot_client.counts_gather import (
     CallSite,
     GatheredCounts,
+    GatherRoom,
     LocalCounts,
     Measured,
     _count_on_device,
@@ -126,3 +127,10 @@ def test_counts_that_are_none_are_refused_on_every_rank(count: int) -> None:
 
     for message in run_ranks(2, body):
         assert f"rank 1 has sent {count} for expert 4" in message
+
+
+def test_room_is_on_the_host_also_where_a_model_is_built_under_another_device() -> None:
+    with torch.device("meta"):
+        room = GatherRoom(num_ranks=2, num_experts=3)
+    assert room.rows_RN.shape[0] == 2
+    assert room.counts_E.shape == (3,)

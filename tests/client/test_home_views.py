@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import numpy as np
 import torch
 
@@ -33,3 +35,5 @@ def test_where_memory_must_not_be_held_views_are_made_each_time() -> None:
     views = HomeViews(home, are_kept=False)
     assert views.expert(0)[0] is not views.expert(0)[0]
     assert torch.equal(views.expert(0)[0], home.w_gate[0])
+    kept = weakref.ref(views.expert(0)[0])
+    assert kept() is None, "a view holds the memory of all experts"

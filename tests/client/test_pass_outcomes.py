@@ -5,7 +5,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from taot_client.counts_gather import COMPUTED_TOKENS
 from taot_client.measuring.pass_outcomes import NotedPass, PassOutcomes, imbalances
 from taot_planning import imbalance
 from taot_planning.arrays import IntArray
@@ -15,9 +14,7 @@ RANKS = 3
 
 def noted(static: list[int], planned: list[int], before: list[int], *, has_guests: bool) -> NotedPass:
     """A pass before which the ranks had computed so many tokens in its layer."""
-    headers_RH = np.full((RANKS, COMPUTED_TOKENS + 1), -1)
-    headers_RH[:, COMPUTED_TOKENS] = before
-    return NotedPass(np.array([static, planned]), headers_RH, has_guests)
+    return NotedPass(np.array([static, planned]), np.array(before), has_guests)
 
 
 def routed(count: int) -> IntArray:

@@ -6,7 +6,7 @@ import heapq
 
 import pytest
 
-from taot_service.intake_pace import LONG_SECONDS, REST_FACTOR, IntakePace
+from taot_service.intake_pace import LONG_SECONDS, MOST_SECONDS, REST_FACTOR, IntakePace
 
 
 def played(*, num_streams: int, spent_seconds: float, until_seconds: float) -> list[int]:
@@ -35,3 +35,10 @@ def test_small_reports_wait_for_nothing():
     pace = IntakePace()
     assert {pace.rest_after(LONG_SECONDS / 2, now_seconds=step * 0.0001) for step in range(100)} == {0.0}
     assert pace.rest_after(0.002, now_seconds=10.0) == pytest.approx(REST_FACTOR * 0.002)
+
+
+def test_no_flood_is_felt_long_after_its_end():
+    pace = IntakePace()
+    for _ in range(10_000):  # calls that are opened for one large report each
+        assert pace.rest_after(0.004, now_seconds=1.0) <= MOST_SECONDS
+    assert pace.rest_after(0.004, now_seconds=1.0 + MOST_SECONDS) == pytest.approx(REST_FACTOR * 0.004)

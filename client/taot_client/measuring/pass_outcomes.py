@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from taot_client.counts_gather import COMPUTED_TOKENS
 from taot_planning import imbalance
 from taot_planning.arrays import IntArray
 
@@ -38,8 +37,8 @@ class NotedPass(NamedTuple):
     loads_2R: IntArray
     """Tokens each rank would have computed without guests, and those it is to compute. Shape: [2, ranks]."""
 
-    gathered_RH: IntArray
-    """What all ranks had said before it, see `GatheredCounts.headers_RH`."""
+    computed_before_R: IntArray
+    """Tokens that each rank had computed in the layer before it, in this step. Shape: [ranks]."""
 
     has_guests: bool
     """Whether any tokens went to guests."""
@@ -88,7 +87,7 @@ class PassOutcomes:
             return None
         noted_P = [each for noted in self._noted_L for each in noted]
         loads_P2R = np.array([each.loads_2R for each in noted_P])
-        before_PR = np.array([each.gathered_RH for each in noted_P])[:, :, COMPUTED_TOKENS]
+        before_PR = np.array([each.computed_before_R for each in noted_P])
         # What a pass came to is known with the gather of the next one of its layer, or at the end.
         after_PR = np.concatenate((before_PR[1:], before_PR[:1]))
         last_L = {layer: index for index, layer in enumerate(layer_P)}

@@ -113,7 +113,7 @@ class ReportCall:
             on_over()
 
     def _note(self, answer: pb.StreamReportsResponse) -> None:
-        self._num_answered = max(self._num_answered, answer.answered_count)
+        self._num_answered = max(self._num_answered, min(answer.answered_count, self._num_sent))
         # Of the report that is waited for; nobody asks for others.
         self._refused = {each.index: each.status for each in answer.refused_reports if each.index == self._num_sent - 1}
         if answer.HasField("response"):
