@@ -99,8 +99,8 @@ class GatheredCounts(NamedTuple):
     num_weight_changes: int
     """Changes of the weights that all ranks together have announced in this step, see `WeightChanges`."""
 
-    num_late: int
-    """Guests of the placement asked about that have not arrived."""
+    are_guests_there: bool
+    """Whether all guests of the placement asked about have arrived."""
 
     @property
     def valid_tokens_R(self) -> IntArray:
@@ -126,7 +126,7 @@ class GatheredCounts(NamedTuple):
         """The same where no guest has arrived."""
         headers_RH = self.headers_RH.copy()
         headers_RH[:, _READY_BITS] = 0
-        return self._replace(headers_RH=headers_RH, num_late=self.headers_RH.shape[0])
+        return self._replace(headers_RH=headers_RH, are_guests_there=False)
 
 
 class GatherRoom:
@@ -192,16 +192,16 @@ def _count_on_host(experts_TK: IntArray, counts_E: IntArray) -> tuple[int, int]:
 
 
 @kernel
-def _part_rows(rows_RN: IntArray, num_experts: int, guests_RK: IntArray) -> tuple[IntArray, IntArray, int, int, bool]:
+def _part_rows(rows_RN: IntArray, num_experts: int, guests_RK: IntArray) -> tuple[IntArray, IntArray, int, bool, bool]:
     """Copies of the counts and of the headers before them, and what the headers say.
 
-    That is how many changes of the weights there are, how many of the guests are late, and whether all counts are in
+    That is how many changes of the weights there are, whether all guests have arrived, and whether all counts are in
     range and all ranks at the same place of the program.
     """
     num_ranks, num_words = rows_RN.shape[0], rows_RN.shape[1] - num_experts
     counts_RE = np.empty((num_ranks, num_experts), dtype=np.int64)
     headers_RH = np.empty((num_ranks, num_words), dtype=np.int64)
-    num_changes, num_late, is_right = 0, 0, True
+    num_changes, are_there, is_right = 0, True, True
     for rank in range(num_ranks):
         for word in range(num_words):
             headers_RH[rank, word] = rows_RN[rank, word]
@@ -213,8 +213,8 @@ def _part_rows(rows_RN: IntArray, num_experts: int, guests_RK: IntArray) -> tupl
             is_right &= 0 <= counts_RE[rank, expert] <= MAX_COUNT
     for rank in range(guests_RK.shape[0]):
         for slot in range(guests_RK.shape[1]):
-            num_late += guests_RK[rank, slot] != EMPTY_SLOT and not rows_RN[rank, _READY_BITS] >> slot & 1
-    return counts_RE, headers_RH, num_changes, num_late, is_right
+            are_there &= guests_RK[rank, slot] == EMPTY_SLOT or rows_RN[rank, _READY_BITS] >> slot & 1 == 1
+    return counts_RE, headers_RH, num_changes, are_there, is_right
 
 
 def warm_up() -> None:
@@ -245,7 +245,7 @@ def gather_counts(  # noqa: PLR0913 - what a rank has to say
         ready_bits: one bit per slot of this rank: its guest has arrived.
         weight_changes: changes of the weights that this rank has announced in this step.
         measured: what this rank has measured.
-        guests_RK: the placement whose late guests are counted, read-only. Shape: [ranks, slots].
+        guests_RK: the placement whose guests are to have arrived, read-only. Shape: [ranks, slots].
         room: memory to use; None: memory of its own.
 
     Raises:
@@ -260,11 +260,11 @@ def gather_counts(  # noqa: PLR0913 - what a rank has to say
     _HEADER.pack_into(room.header, 0, *site, valid_tokens, ready_bits, weight_changes, *measured)
     with peers_named("the counts gather of", site):
         group.counts._allgather_base(room.gathered, room.message).wait()
-    counts_RE, headers_RH, num_changes, num_late, is_right = _part_rows(room.rows_RN, counts_E.size, guests_RK)
+    counts_RE, headers_RH, num_changes, are_there, is_right = _part_rows(room.rows_RN, counts_E.size, guests_RK)
     if not is_right:
         _refuse(headers_RH, counts_RE)
     counts_RE.setflags(write=False)
-    return GatheredCounts(counts_RE, headers_RH, num_changes, num_late)
+    return GatheredCounts(counts_RE, headers_RH, num_changes, are_there)
 
 
 def _refuse(headers_RH: IntArray, counts_RE: IntArray) -> None:

@@ -87,18 +87,18 @@ class HomeViews:
         self._addresses: list[int] | None = None
         self._views: list[Weights] = []
 
-    def expert(self, local: int) -> Weights:
-        """What belongs to a home expert now."""
+    def all(self) -> list[Weights]:
+        """What belongs to each home expert now."""
         tensors = self._experts.tensors()
         # Nobody else can have got these addresses meanwhile: the views keep the memory they were made of.
         addresses = [tensor.data_ptr() for tensor in tensors]
         if self._are_kept and addresses == self._addresses:
-            return self._views[local]
+            return self._views
         with torch.no_grad():
             views = self._experts.split(tensors)
         if self._are_kept:
             self._views, self._addresses = views, addresses
-        return views[local]
+        return views
 
 
 def expert_outputs(

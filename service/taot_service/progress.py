@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 
-from taot_planning.options import Effort
 from taot_service.effort_choice import EffortSeconds
 from taot_service.layer_solution import LayerSolution
 
@@ -17,17 +16,13 @@ class Progress:
         """Set, from any thread and for good, once nobody wants the plan any more."""
         self.started_seconds: float | None = None
         """When a thread first took it up, on the clock of the sessions."""
+        self.layer_seconds = EffortSeconds()
+        """What its layers took."""
         self._solution_L: list[LayerSolution | None] = [None] * num_layers
-        self._layer_seconds = EffortSeconds()
         self._failure: Exception | None = None
         self._num_begun = 0
         self._num_open = 0
         self._changed = threading.Condition()
-
-    @property
-    def layer_seconds(self) -> EffortSeconds:
-        """What its layers took."""
-        return self._layer_seconds
 
     @property
     def layers_left(self) -> int:
@@ -50,16 +45,10 @@ class Progress:
             self._num_open += 1
             return self._num_begun - 1
 
-    def keep(self, layer: int, solution: LayerSolution) -> None:
-        """A layer that was begun has a solution that took no time."""
+    def note(self, layer: int, solution: LayerSolution, *, seconds: float) -> None:
+        """A layer that was begun is solved; 0 seconds where its solution was there before."""
         with self._changed:
-            self._solution_L[layer] = solution
-            self._end_layer()
-
-    def note(self, layer: int, solution: LayerSolution, *, effort: Effort, seconds: float) -> None:
-        """A layer that was begun is solved."""
-        with self._changed:
-            self._layer_seconds = self._layer_seconds.with_layer(effort, seconds)
+            self.layer_seconds = self.layer_seconds.with_layer(solution.effort, seconds)
             self._solution_L[layer] = solution
             self._end_layer()
 

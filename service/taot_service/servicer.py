@@ -21,9 +21,9 @@ from taot_planning import __version__
 from taot_service.grpc_gate import CallerJobs
 from taot_service.limits import check_limits
 from taot_service.planner import Planner
+from taot_service.report_intake import StreamedReports, answer_to_report, take_report
 from taot_service.report_stream import ReportStream
 from taot_service.session import Session
-from taot_service.streamed_reports import StreamedReports, answer_to_report, take_report
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
 

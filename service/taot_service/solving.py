@@ -69,7 +69,7 @@ def _plan_layer(work: PlanningWork, layer: int, topology: Topology, pressure: Pr
     """Plans a layer that was begun. Returns whether there was anything to plan."""
     kept, start_seconds = _kept_layer(work, layer), time.monotonic()
     if kept is not None:
-        work.progress.keep(layer, kept)
+        work.progress.note(layer, kept, seconds=0.0)
         return False
     try:
         effort = _effort_of(work, start_seconds, pressure)
@@ -77,7 +77,7 @@ def _plan_layer(work: PlanningWork, layer: int, topology: Topology, pressure: Pr
     except Exception as error:  # noqa: BLE001 - raised again by the thread that has the work in hand
         work.progress.fail(error)
     else:
-        work.progress.note(layer, solution, effort=effort, seconds=time.monotonic() - start_seconds)
+        work.progress.note(layer, solution, seconds=time.monotonic() - start_seconds)
     return True
 
 

@@ -28,12 +28,6 @@ def planner():
         yield started
 
 
-@pytest.fixture
-def client(planner):
-    with planner_client(planner.address) as opened:
-        yield opened
-
-
 def count_of(planner, outcome):
     return planner.planner.metrics.reports.labels(outcome)._value.get()
 

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import threading
-import time
 
 import numpy as np
 import pytest
+from link_samples import eventually
 from planner_client import CALL_SECONDS, planner_client
 from routing_samples import make_report, make_spec
 from running_planner import running_planner
@@ -24,21 +24,14 @@ def planner():
         yield running
 
 
-@pytest.fixture
-def client(planner):
-    with planner_client(planner.address) as opened:
-        yield opened
-
-
 def is_idle(planner) -> bool:
     pool = planner.planner._pool
     return not pool._running and not pool._helping and pool._num_free == 2
 
 
 def wait_until_idle(planner) -> None:
-    bound = time.monotonic() + CALL_SECONDS
-    while not planner.on_loop(lambda: is_idle(planner)):
-        assert time.monotonic() < bound, "a thread does not come back"
+    idle = eventually(lambda: planner.on_loop(lambda: is_idle(planner)), seconds=CALL_SECONDS)
+    assert idle, "a thread does not come back"
 
 
 def test_two_threads_plan_layers_of_one_report_at_a_time(planner, client, monkeypatch):
@@ -80,7 +73,7 @@ def test_a_thread_that_helps_is_free_for_others_after_its_layer(planner, client,
     assert next(client.watch(large_id)).plan.source_step == 1
     wait_until_idle(planner)
     assert asked.index(64) <= 4, "both threads had a layer in hand, and the report of the other job came next"
-    assert sorted(each for each in asked[: len(EXPERTS_L) + 1]) == sorted((*EXPERTS_L, 64))
+    assert sorted(asked[: len(EXPERTS_L) + 1]) == sorted((*EXPERTS_L, 64))
 
 
 @pytest.mark.parametrize("failing", EXPERTS_L)

@@ -128,6 +128,7 @@ class GuestSupply:
         self.resident_RK, moves, totals = journey
         self._state.note_moves(totals)
         packed: dict[int, torch.Tensor] = {}
+        home: list[Weights] = []  # looked at once for all
         shipments = []
         for move in moves:
             if move.rank == self._route.rank:
@@ -136,7 +137,8 @@ class GuestSupply:
                 shipments.append(self._pass_on(move))
             else:
                 if move.expert not in packed:
-                    packed[move.expert] = self._pack(move.expert)
+                    home = home or self._home.all()
+                    packed[move.expert] = self._pack(move.expert, home)
                 shipments.append(self._route.weights(move, packed[move.expert], step=self._state.step))
         self._held += shipments
         if not after_tokens:
@@ -168,10 +170,9 @@ class GuestSupply:
 
     def arrived(self, gathered: GatheredCounts) -> IntArray:
         """The resident guests that are there on their rank, as all ranks have told each other. [ranks, slots]."""
-        if not gathered.num_late:
-            self._is_late_R = None
-            return self.resident_RK
-        there_RK = guests_there(self.resident_RK, gathered.ready_bits_R)
+        there_RK = self.resident_RK
+        if not gathered.are_guests_there:
+            there_RK = guests_there(self.resident_RK, gathered.ready_bits_R)
         if there_RK is self.resident_RK:
             self._is_late_R = None
             return self.resident_RK
@@ -217,9 +218,9 @@ class GuestSupply:
         for slot in layer_pass.slots:
             self.slots.release(slot)
 
-    def _pack(self, expert: int) -> torch.Tensor:
+    def _pack(self, expert: int, home: list[Weights]) -> torch.Tensor:
         return self._route.pack(
-            self._home.expert(self._local_of[expert]),
+            home[self._local_of[expert]],
             expert=expert,
             epoch=self._state.weight_epoch,
             with_checksum=self._state.options.debug,

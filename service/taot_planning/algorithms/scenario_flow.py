@@ -99,9 +99,9 @@ def fill_guest(scenario: int, place: int, state: ScenarioState) -> None:
         giver = -1
         copy = state.rank_C.size - state.home_H.size + state.expert_C[place]
         while copy >= 0:
-            is_source = state.tokens_JC[scenario, copy] > 0 and copy != place
-            if is_source and state.load_JR[scenario, state.rank_C[copy]] > state.cap_R[state.rank_C[copy]]:
-                giver = copy if giver < 0 or state.rank_C[copy] < state.rank_C[giver] else giver
+            other = state.rank_C[copy]
+            if state.tokens_JC[scenario, copy] > 0 and state.load_JR[scenario, other] > state.cap_R[other]:
+                giver = copy if giver < 0 or other < state.rank_C[giver] else giver
             copy = state.next_C[copy]
         if giver < 0:
             break
