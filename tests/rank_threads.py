@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
+from functools import cache
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -48,20 +50,34 @@ def run_ranks(
     errors: list[BaseException] = []
 
     def run(world_rank: int) -> None:
+        made: list[dist.ProcessGroup] = []
+
+        def make(kind: str, rank: int, size: int) -> dist.ProcessGroup:
+            made.append(_gloo(store, kind, rank, size, timeout_seconds))
+            return made[-1]
+
         try:
             torch.set_num_threads(1)  # of this thread: what others set does not reach it
             members = next(list(each) for each in groups if world_rank in each)
             rank, name = members.index(world_rank), f"ep{min(members)}"
             copies = [each[rank] for each in groups]
-            make = lambda kind: _gloo(store, f"{name}/{kind}", rank, len(members), timeout_seconds)  # noqa: E731
             group = ExpertParallelGroup(
-                rank=rank, size=len(members), tokens=make("tokens"), counts=make("counts"), name=name
+                rank=rank,
+                size=len(members),
+                tokens=make(f"{name}/tokens", rank, len(members)),
+                counts=make(f"{name}/counts", rank, len(members)),
+                name=name,
             )
-            agent_groups = AgentGroups(control=make("control"), weights=make("weights"), gradients=make("gradients"))
-            replicas = _gloo(store, f"replicas/{rank}", copies.index(world_rank), len(copies), timeout_seconds)
+            agent_groups = AgentGroups(
+                **{kind: make(f"{name}/{kind}", rank, len(members)) for kind in ("control", "weights", "gradients")}
+            )
+            replicas = make(f"replicas/{rank}", copies.index(world_rank), len(copies))
             results[world_rank] = body(Rank(group, agent_groups, world_rank, replicas))
         except BaseException as error:  # noqa: BLE001 - the top of a thread
             errors.append(error)
+        finally:
+            group = agent_groups = replicas = None
+            _keep_held(made)
 
     threads = [threading.Thread(target=run, args=(rank,), daemon=True) for rank in range(num_ranks)]
     for thread in threads:
@@ -78,8 +94,30 @@ def run_ranks(
     return results
 
 
+_kept: list[dist.ProcessGroup] = []
+"""Groups that sit in cycles with agents. Some tests end in the middle of an operation: whatever thread the garbage
+collector then runs in would wait for its timeout, with the group."""
+
+
+NUM_OWN = 3
+"""References to a group that `_keep_held` sees where there is no other: the list, the loop, the call."""
+
+
+def _keep_held(made: list[dist.ProcessGroup]) -> None:
+    """Keeps those of these groups that somebody else refers to; the others end with `made`, as a rank that leaves."""
+    for group in made:
+        if sys.getrefcount(group) > NUM_OWN:
+            _kept.append(group)
+
+
+@cache
+def _device() -> Any:
+    """One for all groups: the thread of a device wakes a hundred times a second, whether there is anything to do."""
+    return ProcessGroupGloo.create_device(hostname="127.0.0.1")
+
+
 def _gloo(store: dist.Store, name: str, rank: int, size: int, timeout_seconds: float) -> dist.ProcessGroup:
     options = ProcessGroupGloo._Options()
     options._timeout = timedelta(seconds=timeout_seconds)
-    options._devices = [ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+    options._devices = [_device()]
     return ProcessGroupGloo(PrefixStore(name, store), rank, size, options)

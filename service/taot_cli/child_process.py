@@ -27,7 +27,7 @@ def end_children_when_told() -> None:
 
 
 class ChildProcess:
-    """A child in a process group of its own; leaving the `with` block ends the whole group."""
+    """A child in a process group of its own; leaving the `with` block ends it with all of its own children."""
 
     def __init__(
         self, name: str, command: Sequence[str], *, folder: Path, environment: Mapping[str, str] | None = None
@@ -75,13 +75,31 @@ class ChildProcess:
         return ChildFailedError("\n".join([f"{self.name} {what}; it printed at last:", *lines]))
 
     def stop(self) -> None:
-        """Asks the child to end, then ends its process group."""
+        """Asks the child to end, then ends its process group, and what has left it while the child does not answer."""
+        strays: list[int] = []
         if self._process.poll() is None:
             self._process.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
+            try:
                 self._process.wait(STOP_SECONDS)
-        try:
+            except subprocess.TimeoutExpired:
+                strays = _descendants(self._process.pid)
+        for process in strays:  # torchrun's workers have sessions of their own, and outlive one that is killed
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            return
         self._process.wait()
+
+
+def _descendants(ancestor: int) -> list[int]:
+    """The children of a process, their children, and so on; none where there is no /proc."""
+    children: dict[int, list[int]] = {}
+    for folder in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            # The name stands in parentheses and may hold anything; the parent is the second field behind it.
+            parent = (folder / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[1]
+            children.setdefault(int(parent), []).append(int(folder.name))
+    found = [ancestor]
+    for process in found:
+        found += children.get(process, [])
+    return found[1:]

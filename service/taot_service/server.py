@@ -33,13 +33,25 @@ CHECK_SECONDS = 1.0
 class PlannerServer:
     """The planner with its front ends on the running event loop."""
 
-    def __init__(self, config: ServiceConfig, *, traces: PlanTraces | None = None) -> None:
+    def __init__(
+        self,
+        config: ServiceConfig,
+        *,
+        traces: PlanTraces | None = None,
+        on_warm: Callable[[], None] = lambda: None,
+    ) -> None:
         """Reads the certificate and the tokens.
+
+        Args:
+            config: how to serve.
+            traces: tells of the way of each report; None: nobody wants to know.
+            on_warm: called once the kernels are there.
 
         Raises:
             OSError: when they cannot be used.
         """
         self.config = config
+        self._on_warm = on_warm
         self.locks = Locks(config)
         self.planner = Planner(config, traces=traces)
         self.locks.show_in(self.planner.metrics)
@@ -111,8 +123,7 @@ class PlannerServer:
 
     async def _warm_up(self) -> None:
         await self.planner.warm_up()
-        # What is there by now stays: looking through it for garbage would stop all threads for a tenth of a second.
-        gc.freeze()
+        self._on_warm()
         await self._grpc.set_serving()
 
     async def _expire_sessions(self) -> None:
@@ -153,7 +164,10 @@ async def _run(config: ServiceConfig, *, announce: Callable[[str], None], compla
         complain(f"warning: {warning}")
     tracer = make_tracer(os.environ, service="taot-planner")
     try:
-        server = PlannerServer(config, traces=PlanTraces(tracer) if tracer is not None else None)
+        # What is there by then stays: looking through it for garbage would stop all threads for a tenth of a second.
+        # In a process of its own alone: others would keep for ever what they leave behind.
+        traces = PlanTraces(tracer) if tracer is not None else None
+        server = PlannerServer(config, traces=traces, on_warm=gc.freeze)
         await server.start()
     except OSError as error:
         complain(str(error))

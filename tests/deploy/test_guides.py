@@ -15,6 +15,7 @@ from typing import NamedTuple
 import pytest
 from deploy_tools import ROOT, run_tool
 from running_planner import planner_process
+from whole_run import run_whole
 
 GUIDES = ("deploy.md", "connect.md", "upgrade.md")
 BOUND_SECONDS = 240
@@ -117,14 +118,11 @@ def shell(command: str, planner, folder: Path) -> str:
         command = command.replace(f"127.0.0.1:{port}", f"127.0.0.1:{real}")
     folders = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
     roots = os.pathsep.join(str(ROOT / name) for name in ("proto", "service", "client"))
-    done = subprocess.run(
+    done = run_whole(
         ["bash", "-c", command],
         cwd=folder,
         env={**os.environ, "PATH": folders, "PYTHONPATH": roots, "OMP_NUM_THREADS": "1", "no_proxy": "127.0.0.1"},
-        capture_output=True,
-        text=True,
-        timeout=BOUND_SECONDS,
-        check=False,
+        seconds=BOUND_SECONDS,
     )
     assert done.returncode == 0, f"{command}\n{done.stdout}\n{done.stderr}"
     return done.stdout

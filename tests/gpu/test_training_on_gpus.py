@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from whole_run import run_whole
 
 SCRIPT = Path(__file__).with_name("train_against_reference.py")
 
@@ -18,7 +18,7 @@ def failure_of(*arguments: str, num_ranks: int) -> str:
     """Runs the script on `num_ranks` ranks, which compare gradients; the end of its output where a rank fails."""
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1"]
     command += ["--nproc-per-node", str(num_ranks), str(SCRIPT), *arguments]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=110, check=False, stdin=subprocess.DEVNULL)
+    done = run_whole(command, seconds=110)
     return done.stdout[-4000:] + done.stderr[-8000:] if done.returncode else ""
 
 
