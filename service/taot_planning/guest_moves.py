@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from taot_planning.arrays import IntArray, read_only
-from taot_planning.kernel import inner_kernel, kernel
+from taot_planning.kernel import brief_kernel, inner_kernel
 from taot_planning.layer_problem import LayerProblem
 
 
@@ -44,7 +44,7 @@ def list_moves(problem: LayerProblem, guests_RK: IntArray) -> GuestMoves:
     return GuestMoves(expert_G=moves_G3[:, 0], source_G=moves_G3[:, 1], rank_G=moves_G3[:, 2], cost_milli=cost_milli)
 
 
-@kernel
+@brief_kernel
 def _list(
     guests_RK: IntArray, home_E: IntArray, cost_RR: IntArray, resident_RK: IntArray, has_relay: bool
 ) -> tuple[IntArray, int]:

@@ -11,9 +11,9 @@ from taot_planning.arrays import MAX_COUNT, IntArray, frozen_ints, read_only
 from taot_planning.assignment import split_tokens
 from taot_planning.explanation import Explanation
 from taot_planning.guest_moves import list_moves
-from taot_planning.kernel import kernel
+from taot_planning.kernel import brief_kernel
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import imbalance, loads_with_guests, moved_loads, rank_loads
+from taot_planning.load import imbalance, moved_loads
 from taot_planning.step_time import predict_seconds
 
 EMPTY_SLOT = -1
@@ -70,11 +70,21 @@ class LayerPlan:
     @classmethod
     def take_over(cls, *, guests_RK: IntArray, quota_SRK: IntArray) -> LayerPlan:
         """Makes a plan of int64 arrays that nobody else holds: they are frozen, not copied."""
+        guests_RK.setflags(write=False)
+        quota_SRK.setflags(write=False)
+        return cls._make(guests_RK, quota_SRK, _NOTHING_TO_TELL)
+
+    def explained(self, explanation: Explanation) -> LayerPlan:
+        """The same plan with another explanation."""
+        return self._make(self.guests_RK, self.quota_SRK, explanation)
+
+    @classmethod
+    def _make(cls, guests_RK: IntArray, quota_SRK: IntArray, explanation: Explanation) -> LayerPlan:
+        """Of frozen arrays."""
         plan = object.__new__(cls)
-        for name, array in (("guests_RK", guests_RK), ("quota_SRK", quota_SRK)):
-            array.setflags(write=False)
-            object.__setattr__(plan, name, array)
-        object.__setattr__(plan, "explanation", _NOTHING_TO_TELL)
+        object.__setattr__(plan, "guests_RK", guests_RK)
+        object.__setattr__(plan, "quota_SRK", quota_SRK)
+        object.__setattr__(plan, "explanation", explanation)
         return plan
 
     @property
@@ -85,18 +95,17 @@ class LayerPlan:
 
     def loads_R(self, problem: LayerProblem) -> IntArray:
         """Tokens each rank computes under this plan, home and guests together. Shape: [ranks]."""
-        return loads_with_guests(problem.counts_RE, problem.home_E, self.guests_RK, self.quota_SRK)
+        return moved_loads(problem.loads.load_R, problem.home_E, self.guests_RK, self.quota_SRK)
 
     def stats(self, problem: LayerProblem) -> PlanStats:
         """What the plan achieves on `problem`, the counts it was made for."""
         topology = problem.topology
-        static_R = rank_loads(problem.counts_RE, problem.home_E)
-        loads_R = moved_loads(static_R, problem.home_E, self.guests_RK, self.quota_SRK)
+        loads_R = self.loads_R(problem)
         moves = list_moves(problem, self.guests_RK)
         has_rates = problem.rates is not None
         intra = int((topology.nodes_R[moves.source_G] == topology.nodes_R[moves.rank_G]).sum())
         return PlanStats(
-            imbalance_before=imbalance(static_R, topology.speed_milli_R),
+            imbalance_before=imbalance(problem.loads.load_R, topology.speed_milli_R),
             imbalance_after=imbalance(loads_R, topology.speed_milli_R),
             intra_guests=intra,
             inter_guests=moves.rank_G.size - intra,
@@ -114,7 +123,7 @@ def plan_from_guests(problem: LayerProblem, guests_RK: IntArray) -> LayerPlan:
     return LayerPlan.take_over(guests_RK=np.where(tokens_RK > 0, guests_RK, EMPTY_SLOT), quota_SRK=quota_SRK)
 
 
-@kernel
+@brief_kernel
 def _are_possible(guests_RK: IntArray, home_E: IntArray, slots_R: IntArray) -> bool:
     """Whether `check_guests` has nothing to say; one pass, since it is asked for every layer of every plan."""
     for rank in range(guests_RK.shape[0]):
@@ -130,7 +139,7 @@ def _are_possible(guests_RK: IntArray, home_E: IntArray, slots_R: IntArray) -> b
     return True
 
 
-@kernel
+@brief_kernel
 def _are_within_counts(guests_RK: IntArray, quota_SRK: IntArray, counts_RE: IntArray) -> bool:
     """Whether tokens go to guests only, and none that are not there; in one pass. The guests must be possible."""
     left_E = np.empty(counts_RE.shape[1], dtype=np.int64)

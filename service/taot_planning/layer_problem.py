@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 
 from taot_planning.arrays import MAX_COUNT, IntArray, frozen_ints
-from taot_planning.kernel import kernel
+from taot_planning.kernel import brief_kernel
+from taot_planning.load import MeasuredLoads, measure_loads
 from taot_planning.topology import Topology
 
 MAX_TOKEN_PICOSECONDS = 10**12
@@ -33,17 +35,23 @@ def check_homes(home_E: IntArray, *, num_ranks: int) -> None:
         )
 
 
-@kernel
+@brief_kernel
+def _are_within(values_NE: IntArray, most: int) -> bool:
+    """Whether all values are between 0 and `most`."""
+    for row in range(values_NE.shape[0]):
+        for column in range(values_NE.shape[1]):
+            if not 0 <= values_NE[row, column] <= most:
+                return False
+    return True
+
+
+@brief_kernel
 def _is_in_range(counts_RE: IntArray, home_E: IntArray) -> bool:
     """Whether all homes and counts are in range; one pass, since ranks ask it in the middle of a training step."""
     for expert in range(home_E.size):
         if not 0 <= home_E[expert] < counts_RE.shape[0]:
             return False
-    for rank in range(counts_RE.shape[0]):
-        for expert in range(counts_RE.shape[1]):
-            if not 0 <= counts_RE[rank, expert] <= MAX_COUNT:
-                return False
-    return True
+    return _are_within(counts_RE, MAX_COUNT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,13 +146,18 @@ class LayerProblem:
                 raise ValueError(
                     f"recent tokens must have one column per expert ({self.num_experts}), got {recent_NE.shape[1]}"
                 )
-            if recent_NE.min(initial=0) < 0 or recent_NE.max(initial=0) > MAX_COUNT * self.num_ranks:
+            if not _are_within(recent_NE, MAX_COUNT * self.num_ranks):
                 raise ValueError("recent tokens must be between 0 and 2^31-1 from each rank")
 
     @property
     def num_ranks(self) -> int:
         """Ranks in the group."""
         return self.topology.num_ranks
+
+    @cached_property
+    def loads(self) -> MeasuredLoads:
+        """What the counts add up to: asked for many times, worked out once."""
+        return measure_loads(self.counts_RE, self.home_E)
 
     @property
     def num_experts(self) -> int:

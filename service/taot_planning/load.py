@@ -2,24 +2,50 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
 from taot_planning.arrays import IntArray, read_only
-from taot_planning.kernel import kernel
+from taot_planning.kernel import brief_kernel
+
+
+class MeasuredLoads(NamedTuple):
+    """What the counts add up to."""
+
+    tokens_E: IntArray
+    """Tokens of each expert. Shape: [experts]."""
+
+    load_R: IntArray
+    """Tokens of each rank when every expert stays home. Shape: [ranks]."""
+
+    total: int
+    """All tokens."""
 
 
 def rank_loads(counts_RE: IntArray, home_E: IntArray) -> IntArray:
     """Tokens each rank computes when every expert stays home. Shape: [ranks]."""
-    return _add_up(read_only(counts_RE), read_only(home_E))
+    return measure_loads(read_only(counts_RE), read_only(home_E)).load_R
 
 
-@kernel
-def _add_up(counts_RE: IntArray, home_E: IntArray) -> IntArray:
-    loads_R = np.zeros(counts_RE.shape[0], dtype=np.int64)
+@brief_kernel
+def measure_loads(counts_RE: IntArray, home_E: IntArray) -> MeasuredLoads:
+    """Adds the counts up in one pass.
+
+    Args:
+        counts_RE: tokens from each source rank to each expert. Shape: [ranks, experts].
+        home_E: home rank of each expert. Shape: [experts].
+    """
+    tokens_E = np.zeros(home_E.size, dtype=np.int64)
+    load_R = np.zeros(counts_RE.shape[0], dtype=np.int64)
     for source in range(counts_RE.shape[0]):
-        for expert in range(counts_RE.shape[1]):
-            loads_R[home_E[expert]] += counts_RE[source, expert]
-    return loads_R
+        for expert in range(home_E.size):
+            tokens_E[expert] += counts_RE[source, expert]
+    total = 0
+    for expert in range(home_E.size):
+        load_R[home_E[expert]] += tokens_E[expert]
+        total += tokens_E[expert]
+    return MeasuredLoads(tokens_E, load_R, total)
 
 
 def loads_with_guests(counts_RE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> IntArray:
@@ -34,7 +60,7 @@ def moved_loads(static_R: IntArray, home_E: IntArray, guests_RK: IntArray, quota
     return loads_R
 
 
-@kernel
+@brief_kernel
 def _move_quotas(loads_R: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> None:
     for rank in range(guests_RK.shape[0]):
         for slot in range(guests_RK.shape[1]):

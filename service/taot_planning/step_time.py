@@ -15,7 +15,6 @@ import numpy as np
 from taot_planning.arrays import IntArray
 from taot_planning.guest_moves import GuestMoves
 from taot_planning.layer_problem import LayerProblem, LayerRates
-from taot_planning.load import rank_loads
 from taot_planning.topology import NORMAL_SPEED_MILLI, Topology
 
 _PICOSECONDS = 10**12
@@ -50,7 +49,7 @@ def predict_static_seconds(problem: LayerProblem) -> float | None:
     """The same without guests."""
     nobody_G, none_R = np.empty(0, dtype=np.int64), np.zeros(problem.num_ranks, dtype=np.int64)
     moves = GuestMoves(expert_G=nobody_G, source_G=nobody_G, rank_G=nobody_G, cost_milli=0)
-    return predict_seconds(problem, moves, rank_loads(problem.counts_RE, problem.home_E), none_R)
+    return predict_seconds(problem, moves, problem.loads.load_R, none_R)
 
 
 def _arrivals(topology: Topology, rates: LayerRates, moves: GuestMoves) -> list[int]:

@@ -9,10 +9,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taot_planning import EMPTY_SLOT, LayerPlan, LayerProblem, PlanStats, rank_loads
+from taot_planning import EMPTY_SLOT, LayerPlan, LayerProblem, PlanStats
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.guest_moves import list_moves
-from taot_planning.load import moved_loads
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,10 +59,9 @@ def account_for(plan: LayerPlan, problem: LayerProblem, stats: PlanStats) -> Lay
         problem: what it answers.
         stats: the figures of `plan` on `problem`.
     """
-    home_loads_R = rank_loads(problem.counts_RE, problem.home_E)
     return LayerAccount(
-        home_loads_R=read_only(home_loads_R),
-        loads_R=read_only(moved_loads(home_loads_R, problem.home_E, plan.guests_RK, plan.quota_SRK)),
+        home_loads_R=read_only(problem.loads.load_R),
+        loads_R=read_only(plan.loads_R(problem)),
         tokens_RK=read_only(plan.tokens_RK),
         source_RK=read_only(_sources(plan.guests_RK, problem)),
         considered=tuple(_considered(plan, problem, stats)),

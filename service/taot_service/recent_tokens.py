@@ -48,6 +48,7 @@ class EarlierTokens(Sequence[IntArray]):
             tokens_LNE = np.empty((num_layers, len(self._entries), num_experts), dtype=np.int64)
             for place, entry in enumerate(self._entries):
                 tokens_LNE[:, place] = entry.tokens[index]
+            tokens_LNE.setflags(write=False)  # so that problems take over each layer's part instead of copying it
             tokens_L.update(zip(block.layers, tokens_LNE, strict=True))
         return tuple(tokens_L[layer] for layer in range(len(tokens_L)))
 

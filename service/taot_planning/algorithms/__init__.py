@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import TypeAlias
 
@@ -12,7 +11,7 @@ from taot_planning.capacity import strain
 from taot_planning.explanation import Explanation, Gate
 from taot_planning.layer_plan import LayerPlan
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import imbalance, rank_loads
+from taot_planning.load import imbalance
 from taot_planning.options import PPM, PlanningOptions
 
 Algorithm: TypeAlias = Callable[[LayerProblem, PlanningOptions], LayerPlan]
@@ -51,10 +50,10 @@ def plan_layer(problem: LayerProblem, *, algorithm: str = "taot", options: Plann
         raise ValueError(f"unknown algorithm {algorithm!r}: choose one of {', '.join(sorted(ALGORITHMS))}")
     options = options or PlanningOptions()
     if options.min_imbalance_ppm > 0:
-        loads_R = rank_loads(problem.counts_RE, problem.home_E)
+        loads_R = problem.loads.load_R
         before = imbalance(loads_R, problem.topology.speed_milli_R)
         if before * PPM <= options.min_imbalance_ppm and strain(loads_R, problem.topology)[0] == 0:
-            return replace(static.plan(problem, options), explanation=Explanation(gates=(Gate.BALANCED,)))
+            return static.plan(problem, options).explained(Explanation(gates=(Gate.BALANCED,)))
     return ALGORITHMS[algorithm](problem, options)
 
 

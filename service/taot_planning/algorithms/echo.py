@@ -17,7 +17,6 @@ from taot_planning.algorithms.guest_slots import GuestSlots
 from taot_planning.arrays import IntArray
 from taot_planning.layer_plan import LayerPlan
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import rank_loads
 from taot_planning.options import PlanningOptions
 
 
@@ -26,7 +25,7 @@ def plan(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
     del options
     tokens_E = problem.counts_RE.sum(axis=0)
     target = int(tokens_E.sum()) // problem.num_ranks
-    spares = np.maximum(target - rank_loads(problem.counts_RE, problem.home_E), 0).tolist()
+    spares = np.maximum(target - problem.loads.load_R, 0).tolist()
     slots = GuestSlots(problem)
     spills = _spills(tokens_E.tolist(), problem.home_E.tolist(), target)
     for rank, chunks in enumerate(_chunks_by_rank(spills, spares)):

@@ -33,7 +33,6 @@ from taot_planning.arrays import IntArray
 from taot_planning.capacity import capacities_at, pace_for
 from taot_planning.guest_moves import list_moves
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import rank_loads
 from taot_planning.options import PPM, PlanningOptions
 from taot_planning.topology import INNERMOST_COST_MILLI
 
@@ -149,7 +148,7 @@ def _most_balanced(
 
 def _free_goal(problem: LayerProblem, options: PlanningOptions, *, cost_weight: float) -> Goal:
     """A goal in which the pace counts; guests push no rank above its token cap, homes may."""
-    loads_R = rank_loads(problem.counts_RE, problem.home_E)
+    loads_R = problem.loads.load_R
     cap_R = problem.topology.token_cap_R
     total_R = np.full(problem.num_ranks, int(loads_R.sum()))
     return Goal(
@@ -218,7 +217,7 @@ def _choose_experts(
 
 def _hot_to_cold(problem: LayerProblem, goal: Goal) -> BoolArray:
     """Pairs that bring something from a rank with too much to one with room. Shape: [experts, ranks]."""
-    loads_R = rank_loads(problem.counts_RE, problem.home_E)
+    loads_R = problem.loads.load_R
     speeds_R = problem.topology.speeds_R
     share_R = int(loads_R.sum()) / int(speeds_R.sum()) * speeds_R if goal.pace_weight else goal.capacity_R
     is_hot_R = loads_R > share_R

@@ -38,7 +38,7 @@ def improve_exactly(searched: LayerPlan, problem: LayerProblem, options: Plannin
     if has_bound and answer.lower_bound <= best_worth[1] + 1e-9:
         is_optimal = answer.is_optimal and exact_worth <= worth
         explanation = replace(explanation, lower_bound=answer.lower_bound, is_optimal=is_optimal)
-    return replace(best, explanation=explanation)
+    return best.explained(explanation)
 
 
 def _worth(plan: LayerPlan, problem: LayerProblem, options: PlanningOptions) -> tuple[int, float]:

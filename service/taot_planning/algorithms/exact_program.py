@@ -30,7 +30,6 @@ from taot_planning.algorithms.exact_cuts import covering_sets
 from taot_planning.algorithms.exact_rows import Rows
 from taot_planning.arrays import FloatArray, IntArray
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import rank_loads
 
 _OPTIMAL, _INFEASIBLE = 0, 2
 """What `scipy.optimize.milp` calls its answers."""
@@ -201,7 +200,7 @@ def _add_groups(rows: Rows, problem: LayerProblem, group_P: IntArray, rank_P: In
 def _add_loads(rows: Rows, problem: LayerProblem, goal: Goal, home_P: IntArray, rank_P: IntArray) -> None:
     """Keeps every rank within its capacity, and within the pace where that is free."""
     unit, num_pairs = perfect_pace(problem), home_P.size
-    loads_R = rank_loads(problem.counts_RE, problem.home_E)
+    loads_R = problem.loads.load_R
     pairs, ones = np.arange(num_pairs), np.ones(num_pairs)
     speeds_R = problem.topology.speeds_R
     limits = [(goal.capacity_R - loads_R, 0.0)] + [(-loads_R, 1.0)] * (goal.pace_weight > 0)
@@ -218,7 +217,7 @@ def _add_covering_cuts(
     rows: Rows, problem: LayerProblem, goal: Goal, home_P: IntArray, rank_P: IntArray, most_P: IntArray
 ) -> None:
     """Every set of ranks with a surplus sends at least as many guests out as are needed to carry it."""
-    surplus_R = rank_loads(problem.counts_RE, problem.home_E) - goal.capacity_R
+    surplus_R = problem.loads.load_R - goal.capacity_R
     for members_R in covering_sets(problem.topology, surplus_R):
         leaving = np.flatnonzero(members_R[home_P] & ~members_R[rank_P])
         most = int(most_P[leaving].max(initial=1))

@@ -13,7 +13,6 @@ from taot_planning.capacity import strain
 from taot_planning.explanation import Considered, Gate
 from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import rank_loads
 from taot_planning.options import PlanningOptions
 
 
@@ -42,7 +41,7 @@ def _is_dominated(plan: LayerPlan, problem: LayerProblem, options: PlanningOptio
     if options.objective != "tolerance":
         nothing = static.plan(problem, options)
         return objective_value(plan, problem, options) >= objective_value(nothing, problem, options)
-    static_R = rank_loads(problem.counts_RE, problem.home_E)
+    static_R = problem.loads.load_R
     return strain(plan.loads_R(problem), problem.topology) >= strain(static_R, problem.topology)
 
 
@@ -50,7 +49,7 @@ def _instead(chosen: LayerPlan, plan: LayerPlan, gate: Gate) -> LayerPlan:
     """`chosen` in place of `plan`, with the way to it."""
     before = plan.explanation
     considered = (*before.considered, Considered(name=f"before the gate {gate.value}", plan=plan))
-    return replace(chosen, explanation=replace(before, gates=(*before.gates, gate), considered=considered))
+    return chosen.explained(replace(before, gates=(*before.gates, gate), considered=considered))
 
 
 def _without_small_guests(plan: LayerPlan, problem: LayerProblem, min_tokens: int) -> LayerPlan:

@@ -25,19 +25,6 @@ HOT, EXPERT, TOKENS, BEFORE, PAID = 0, 1, 2, 3, 4
 """Columns of `GuestState.guest_P`."""
 
 
-class MeasuredLoads(NamedTuple):
-    """What the counts add up to."""
-
-    tokens_E: IntArray
-    """Tokens of each expert. Shape: [experts]."""
-
-    load_R: IntArray
-    """Tokens of each rank when every expert stays home. Shape: [ranks]."""
-
-    total: int
-    """All tokens."""
-
-
 class GuestState(NamedTuple):
     """The ranks in question, and the guests so far."""
 
@@ -150,23 +137,3 @@ def start_state(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the obje
             cost_CC[cold, other] = cost_RR[passed_on[cold], passed_on[other]]
     price_XC = _list_prices(expert_X, ranks_C, home_E, cost_RR, resident_RK)
     return GuestState(price_XC, cost_CC, hot_H, cold_C, expert_X, tokens_E[expert_X], guest_P, total), ranks_C
-
-
-@kernel
-def measure_loads(counts_RE: IntArray, home_E: IntArray) -> MeasuredLoads:
-    """Adds the counts up in one pass.
-
-    Args:
-        counts_RE: tokens from each source rank to each expert. Shape: [ranks, experts].
-        home_E: home rank of each expert. Shape: [experts].
-    """
-    tokens_E = np.zeros(home_E.size, dtype=np.int64)
-    load_R = np.zeros(counts_RE.shape[0], dtype=np.int64)
-    for source in range(counts_RE.shape[0]):
-        for expert in range(home_E.size):
-            tokens_E[expert] += counts_RE[source, expert]
-    total = 0
-    for expert in range(home_E.size):
-        load_R[home_E[expert]] += tokens_E[expert]
-        total += tokens_E[expert]
-    return MeasuredLoads(tokens_E, load_R, total)

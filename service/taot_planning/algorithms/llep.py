@@ -18,7 +18,6 @@ from taot_planning.algorithms import static
 from taot_planning.algorithms.guest_slots import GuestSlots
 from taot_planning.layer_plan import LayerPlan
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import rank_loads
 from taot_planning.options import PPM, PlanningOptions
 
 
@@ -56,7 +55,7 @@ def plan_exact(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
 
 def plan_by_rule(problem: LayerProblem, rule: LlepRule) -> LayerPlan:
     """Spills what exceeds the cap to the least loaded ranks."""
-    loads = rank_loads(problem.counts_RE, problem.home_E).tolist()
+    loads = problem.loads.load_R.tolist()
     total = sum(loads)
     if total == 0 or max(loads) * problem.num_ranks * PPM < rule.least_max_ppm * total:
         return static.plan(problem, PlanningOptions())

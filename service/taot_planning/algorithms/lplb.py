@@ -22,7 +22,6 @@ from taot_planning.algorithms.replica_graph import Step, cube_graph, torus_graph
 from taot_planning.arrays import IntArray
 from taot_planning.layer_plan import LayerPlan
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import rank_loads
 from taot_planning.options import PlanningOptions
 
 
@@ -63,7 +62,7 @@ def plan_on_graph(problem: LayerProblem, graph: list[Step]) -> LayerPlan:
     ranks, places = np.nonzero(slots.guests_RK >= 0)
     if ranks.size and tokens_E.any():
         experts_G = slots.guests_RK[ranks, places]
-        loads_R = rank_loads(problem.counts_RE, problem.home_E)
+        loads_R = problem.loads.load_R
         slots.tokens_RK[ranks, places] = split_tokens(loads_R, tokens_E[experts_G], problem.home_E[experts_G], ranks)
     return slots.to_plan()
 

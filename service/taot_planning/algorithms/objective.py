@@ -12,7 +12,7 @@ from taot_planning.algorithms.tolerance import plan_for_tolerance
 from taot_planning.explanation import Considered, Explanation
 from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, plan_from_guests
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import imbalance, rank_loads
+from taot_planning.load import imbalance
 from taot_planning.options import PPM, PlanningOptions
 
 HALVINGS = 7
@@ -50,7 +50,7 @@ def plan_by_objective(problem: LayerProblem, options: PlanningOptions) -> LayerP
         ValueError: see `objective_value`.
     """
     problem = replace(problem, recent_tokens_NE=None)
-    before = imbalance(rank_loads(problem.counts_RE, problem.home_E), problem.topology.speed_milli_R)
+    before = imbalance(problem.loads.load_R, problem.topology.speed_milli_R)
     considered = [Considered(name="no guests", plan=static.plan(problem, options))]
     for tolerance_ppm in _tolerances(round(before * PPM)):
         plan = plan_for_tolerance(problem, replace(options, tolerance_ppm=tolerance_ppm))
@@ -58,7 +58,7 @@ def plan_by_objective(problem: LayerProblem, options: PlanningOptions) -> LayerP
     best = min(considered, key=lambda each: objective_value(each.plan, problem, options)).plan
     thinned = _take_out(best, problem, lambda plan: objective_value(plan, problem, options))
     considered.append(Considered(name="guests taken out", plan=thinned))
-    return replace(thinned, explanation=Explanation(considered=tuple(considered)))
+    return thinned.explained(Explanation(considered=tuple(considered)))
 
 
 def _tolerances(before_ppm: int) -> list[int]:

@@ -7,7 +7,7 @@ Axis letters: as in `scenario_state`.
 
 from __future__ import annotations
 
-from taot_planning.algorithms.scenario_flow import fill_guest, link
+from taot_planning.algorithms.scenario_flow import add_up_excess, fill_guest, link
 from taot_planning.algorithms.scenario_state import ScenarioState
 from taot_planning.kernel import inner_kernel
 
@@ -20,73 +20,93 @@ def draw(state: ScenarioState, bound: int) -> int:
 
 
 @inner_kernel
-def _measure_rooms(state: ScenarioState) -> None:
-    """Notes per scenario what could leave ranks above their caps and where there is room for a guest to take it.
-
-    What can be reached from those ranks is full: a copy elsewhere is a way out for all tokens there. `bound_E` is what
-    a guest of each expert takes off them at most, wherever it is, `bound_R` what one on each rank does, whatever it is.
-    """
-    num_places = state.rank_C.size - state.home_H.size
-    num_slots = num_places // state.free_R.size
-    state.movable_JE[:] = 0
-    state.bound_E[:] = 0
-    state.bound_R[:] = 0
-    for scenario in range(state.excess_J.size):
-        excess = state.excess_J[scenario]
-        if excess == 0:
-            continue
-        most_room = 0
-        for rank in range(state.free_R.size):
-            room = state.cap_R[rank] - state.load_JR[scenario, rank]
-            room = max(room, 0) if state.free_R[rank] > 0 else 0
-            state.room_JR[scenario, rank] = room
-            state.bound_R[rank] += room
-            most_room = max(most_room, room)
-        for rank in range(state.free_R.size):
-            if not state.reached_JR[scenario, rank]:
-                continue
-            for place in range(rank * num_slots, (rank + 1) * num_slots):
-                if state.expert_C[place] >= 0:
-                    state.movable_JE[scenario, state.expert_C[place]] += state.tokens_JC[scenario, place]
-            for index in range(state.first_R[rank], state.first_R[rank + 1]):
-                home = state.home_H[index]
-                state.movable_JE[scenario, home - num_places] += state.tokens_JC[scenario, home]
-        for expert in range(state.bound_E.size):
-            movable = min(state.movable_JE[scenario, expert], excess)
-            state.movable_JE[scenario, expert] = movable
-            state.bound_E[expert] += min(movable, most_room)
+def _begin(state: ScenarioState) -> None:
+    """Knows nothing about the scenarios yet."""
+    state.is_stale_J[:] = True
+    state.movable_JE[:] = 0.0
+    state.merit_E[:] = 0.0
 
 
 @inner_kernel
-def _measure_gain(expert: int, rank: int, state: ScenarioState) -> int:
-    """Adds up what a guest could take off ranks above their caps: path by path an upper bound."""
-    gain = 0
+def _measure_movable(scenario: int, state: ScenarioState) -> None:
+    """Notes how many tokens of each expert could leave ranks above their caps, and what more it is than before.
+
+    What can be reached from those ranks is full: a copy elsewhere is a way out for all tokens there.
+    """
+    num_places = state.rank_C.size - state.home_H.size
+    num_slots = num_places // state.free_R.size
+    state.found_E[:] = 0.0
+    for rank in range(state.free_R.size):
+        if state.excess_J[scenario] == 0.0 or not state.reached_JR[scenario, rank]:
+            continue
+        for place in range(rank * num_slots, (rank + 1) * num_slots):
+            if state.expert_C[place] >= 0:
+                state.found_E[state.expert_C[place]] += state.tokens_JC[scenario, place]
+        for index in range(state.first_R[rank], state.first_R[rank + 1]):
+            home = state.home_H[index]
+            state.found_E[home - num_places] += state.tokens_JC[scenario, home]
+    for expert in range(state.found_E.size):
+        movable = min(state.found_E[expert], state.excess_J[scenario])
+        state.rise_E[expert] += max(movable - state.movable_JE[scenario, expert], 0.0)
+        state.movable_JE[scenario, expert] = movable
+
+
+@inner_kernel
+def _measure_rooms(state: ScenarioState) -> None:
+    """Notes per scenario what could leave ranks above their caps and where there is room for a guest to take it.
+
+    Room does not grow while guests come: so a guest gains no more than it did, but for what has become movable since.
+    """
+    num_places = state.rank_C.size - state.home_H.size
+    state.rise_E[:] = 0.0
+    for scenario in range(state.excess_J.size):
+        if state.is_stale_J[scenario]:
+            state.is_stale_J[scenario] = False
+            _measure_movable(scenario, state)
+        for rank in range(state.free_R.size):
+            room = max(state.cap_R[rank] - state.load_JR[scenario, rank], 0.0)
+            state.room_JR[scenario, rank] = room if state.free_R[rank] > 0 else 0.0
+    for expert in range(state.rise_E.size):
+        if state.rise_E[expert] > 0.0:
+            state.merit_E[expert] += state.rise_E[expert] * state.most_worth_R[state.rank_C[num_places + expert]]
+
+
+@inner_kernel
+def _measure_merit(expert: int, state: ScenarioState) -> int:
+    """Measures what a guest takes off full ranks for its cost, path by path an upper bound. Returns its best rank."""
+    state.gain_R[:] = 0.0
     for scenario in range(state.excess_J.size):
         movable = state.movable_JE[scenario, expert]
-        if movable > 0:
-            gain += min(movable, state.room_JR[scenario, rank])
-    return gain
+        if movable > 0.0:
+            for rank in range(state.gain_R.size):
+                state.gain_R[rank] += min(movable, state.room_JR[scenario, rank])
+    home = state.rank_C[state.rank_C.size - state.home_H.size + expert]
+    best_rank, most = -1, 0.0
+    for rank in range(state.gain_R.size):
+        merit = state.gain_R[rank] * state.worth_RR[home, rank]
+        if merit > most:
+            best_rank, most = rank, merit
+    state.merit_E[expert] = most
+    return best_rank
 
 
 @inner_kernel
 def _choose_guest(blinks: int, state: ScenarioState) -> tuple[int, int]:
     """Chooses the guest that gains most for its cost, overlooking some, as expert and place; -1: nothing gains."""
-    num_places = state.rank_C.size - state.home_H.size
-    num_slots = num_places // state.free_R.size
-    chosen, chosen_rank, most, most_cost = -1, -1, 0, 1
-    for expert in range(state.bound_E.size):
-        home = state.rank_C[num_places + expert]
-        # Rounded products grow with their factors: no place for this expert could pass the comparison below.
-        if float(state.bound_E[expert]) * most_cost <= float(most) * state.least_cost_R[home]:
+    num_slots = (state.rank_C.size - state.home_H.size) // state.free_R.size
+    first = 0
+    for expert in range(1, state.merit_E.size):
+        if state.merit_E[expert] > state.merit_E[first]:
+            first = expert
+    chosen, chosen_rank, most = -1, -1, 0.0
+    # The more the first one gains, the more of the others need no closer look.
+    for index in range(-1, state.merit_E.size):
+        expert = first if index < 0 else index
+        if index == first or state.merit_E[expert] <= most:
             continue
-        for rank in range(state.bound_R.size):
-            cost = state.cost_RR[home, rank]
-            bound = min(state.bound_E[expert], state.bound_R[rank])
-            if float(bound) * most_cost <= float(most) * cost:
-                continue
-            gain = _measure_gain(expert, rank, state)
-            if gain > 0 and float(gain) * most_cost > float(most) * cost and draw(state, 1024) >= blinks:
-                chosen, chosen_rank, most, most_cost = expert, rank, gain, cost
+        rank = _measure_merit(expert, state)
+        if state.merit_E[expert] > most and draw(state, 1024) >= blinks:
+            chosen, chosen_rank, most = expert, rank, state.merit_E[expert]
     place = chosen_rank * num_slots
     while chosen >= 0 and state.expert_C[place] >= 0:
         place += 1
@@ -94,18 +114,20 @@ def _choose_guest(blinks: int, state: ScenarioState) -> tuple[int, int]:
 
 
 @inner_kernel
-def complete(blinks: int, state: ScenarioState) -> int:
+def complete(blinks: int, state: ScenarioState) -> float:
     """Adds guests until every scenario holds or nothing helps. Returns the tokens that stay above the caps."""
+    _begin(state)
     while True:
-        excess = state.excess_J.sum()
-        if excess == 0:
-            return 0
+        excess = add_up_excess(state)
+        if excess == 0.0:
+            return 0.0
         _measure_rooms(state)
         expert, place = _choose_guest(blinks, state)
         if expert < 0:
-            return int(excess)
+            return excess
         link(place, expert, state)
         for scenario in range(state.excess_J.size):
             # Without tokens to take, or where its rank could be reached before, the guest opens no new path.
-            if state.movable_JE[scenario, expert] > 0 and not state.reached_JR[scenario, state.rank_C[place]]:
+            if state.movable_JE[scenario, expert] > 0.0 and not state.reached_JR[scenario, state.rank_C[place]]:
+                state.is_stale_J[scenario] = True
                 fill_guest(scenario, place, state)

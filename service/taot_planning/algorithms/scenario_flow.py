@@ -33,13 +33,13 @@ def _find_room(scenario: int, state: ScenarioState) -> int:
         for index in range(num_slots + state.first_R[rank + 1] - state.first_R[rank]):
             if index < num_slots:
                 giver = rank * num_slots + index
-                if state.tokens_JC[scenario, giver] == 0:
+                if state.tokens_JC[scenario, giver] == 0.0:
                     continue
                 taker = num_places + state.expert_C[giver]
             else:  # most experts have no guest
                 giver = state.home_H[homes + index]
                 taker = state.next_C[giver]
-                if taker < 0 or state.tokens_JC[scenario, giver] == 0:
+                if taker < 0 or state.tokens_JC[scenario, giver] == 0.0:
                     continue
             while taker >= 0:
                 other = state.rank_C[taker]
@@ -73,16 +73,25 @@ def _push(scenario: int, sink: int, state: ScenarioState) -> None:
 
 
 @inner_kernel
-def level(scenario: int, state: ScenarioState) -> int:
+def level(scenario: int, state: ScenarioState) -> float:
     """Brings every rank down to its cap where there is a way. Returns the tokens that stay above."""
     sink = _find_room(scenario, state)
     while sink >= 0:
         _push(scenario, sink, state)
         sink = _find_room(scenario, state)
-    excess = 0
+    excess = 0.0
     for rank in range(state.free_R.size):
-        excess += max(state.load_JR[scenario, rank] - state.cap_R[rank], 0)
+        excess += max(state.load_JR[scenario, rank] - state.cap_R[rank], 0.0)
     state.excess_J[scenario] = excess
+    return excess
+
+
+@inner_kernel
+def add_up_excess(state: ScenarioState) -> float:
+    """The tokens above their caps in all scenarios."""
+    excess = 0.0
+    for scenario in range(state.excess_J.size):
+        excess += state.excess_J[scenario]
     return excess
 
 
@@ -95,12 +104,12 @@ def fill_guest(scenario: int, place: int, state: ScenarioState) -> None:
     """
     rank = state.rank_C[place]
     room = state.cap_R[rank] - state.load_JR[scenario, rank]
-    while room > 0:
+    while room > 0.0:
         giver = -1
         copy = state.rank_C.size - state.home_H.size + state.expert_C[place]
         while copy >= 0:
             other = state.rank_C[copy]
-            if state.tokens_JC[scenario, copy] > 0 and state.load_JR[scenario, other] > state.cap_R[other]:
+            if state.tokens_JC[scenario, copy] > 0.0 and state.load_JR[scenario, other] > state.cap_R[other]:
                 giver = copy if giver < 0 or other < state.rank_C[giver] else giver
             copy = state.next_C[copy]
         if giver < 0:
@@ -144,7 +153,7 @@ def unlink(place: int, state: ScenarioState) -> int:
 def send_home(scenario: int, place: int, home: int, state: ScenarioState) -> None:
     """Gives the tokens of a guest that was taken out to the copy at home."""
     amount = state.tokens_JC[scenario, place]
-    state.tokens_JC[scenario, place] = 0
+    state.tokens_JC[scenario, place] = 0.0
     state.tokens_JC[scenario, home] += amount
     state.load_JR[scenario, state.rank_C[place]] -= amount
     state.load_JR[scenario, state.rank_C[home]] += amount

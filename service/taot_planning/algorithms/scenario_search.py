@@ -4,8 +4,8 @@ A placement *holds* in a scenario when its tokens can be split over the copies s
 maximum flow, kept up by augmenting paths while guests come and go. The first answer adds guests one by one,
 each the one that takes most tokens off full ranks for its cost, counted over all scenarios; then guests that no
 scenario needs are dropped. After that some guests near each other are taken out, again and again, and the placement
-is completed anew (ruin and recreate); what is no worse is kept. Chance is a fixed pseudo-random sequence and
-everything is an integer but for products that are compared: every machine finds the same guests.
+is completed anew (ruin and recreate); what is no worse is kept. Chance is a fixed pseudo-random sequence, floats hold
+whole tokens exactly and products are rounded alike: every machine finds the same guests.
 The cost of tokens that cross nodes is ignored.
 
 Axis letters: as in `scenario_state`.
@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from taot_planning.algorithms.scenario_completion import complete, draw
-from taot_planning.algorithms.scenario_flow import fill_guest, level, link, send_home, unlink
+from taot_planning.algorithms.scenario_flow import add_up_excess, fill_guest, level, link, send_home, unlink
 from taot_planning.algorithms.scenario_state import ScenarioState, start_scenarios
 from taot_planning.arrays import IntArray
 from taot_planning.kernel import inner_kernel, kernel
@@ -33,7 +33,7 @@ def _drop(place: int, order_J: IntArray, state: ScenarioState) -> None:
     """Takes a guest out for good unless a scenario gets worse by it; that one moves to the front of `order_J`."""
     expert, home = state.expert_C[place], unlink(place, state)
     for index, scenario in enumerate(order_J):
-        if state.tokens_JC[scenario, place] == 0:
+        if state.tokens_JC[scenario, place] == 0.0:
             continue
         before = state.excess_J[scenario]
         send_home(scenario, place, home, state)
@@ -96,7 +96,7 @@ def _copy(source: ScenarioState, target: ScenarioState) -> None:
 @kernel
 def _try_anew(rounds: int, rescue_rounds: int, order_J: IntArray, state: ScenarioState, best: ScenarioState) -> None:
     """Takes guests out and completes the placement anew, round by round; `best` keeps what is no worse."""
-    best_excess = best.excess_J.sum()
+    best_excess = add_up_excess(best)
     for round_number in range(rounds + rescue_rounds):
         if round_number >= rounds and best_excess == 0:
             break

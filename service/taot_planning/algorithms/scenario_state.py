@@ -1,7 +1,8 @@
 """What the search for robust guests works on: one placement, and in every scenario the tokens split over it.
 
-A *scenario* is a histogram that the placement must hold for. Every expert has copies: the one at home, and its
-guests. In each scenario tokens lie on the copies of their expert. The search changes the arrays in place.
+A *scenario* is a histogram that the placement must hold for. Every expert has copies: the one at home, and its guests.
+In each scenario tokens lie on the copies of their expert. The search changes the arrays in place. Tokens are whole
+numbers in floats, which processors compare and add several at a time.
 
 Axis letters: J scenarios, P places for guests (slots of ranks, rank by rank), C copies (the places, then the homes of
 all experts), H experts home by home; the others as in the package.
@@ -14,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from taot_planning.arrays import IntArray
+from taot_planning.arrays import FloatArray, IntArray
 from taot_planning.kernel import kernel
 
 
@@ -24,7 +25,7 @@ class ScenarioState(NamedTuple):
     cost_RR: IntArray
     """Cost of a guest from home to guest rank, in thousandths. Shape: [ranks, ranks]."""
 
-    cap_R: IntArray
+    cap_R: FloatArray
     """The most tokens of each rank, the same in all scenarios. Shape: [ranks]."""
 
     rank_C: IntArray
@@ -45,13 +46,13 @@ class ScenarioState(NamedTuple):
     free_R: IntArray
     """Slots without a guest. Shape: [ranks]."""
 
-    tokens_JC: IntArray
+    tokens_JC: FloatArray
     """Tokens on each copy. Shape: [scenarios, places + experts]."""
 
-    load_JR: IntArray
+    load_JR: FloatArray
     """Tokens on each rank. Shape: [scenarios, ranks]."""
 
-    excess_J: IntArray
+    excess_J: FloatArray
     """Tokens above their caps, over all ranks. Shape: [scenarios]."""
 
     reached_JR: NDArray[np.bool_]
@@ -60,20 +61,32 @@ class ScenarioState(NamedTuple):
     total: IntArray
     """Cost of the guests, and the state of the pseudo-random sequence. Shape: [2]."""
 
-    least_cost_R: IntArray
-    """Cost of the cheapest guest from each home to another rank; 0 where there is no other. Shape: [ranks]."""
+    worth_RR: FloatArray
+    """One guest divided by its cost from home to guest rank, 0 at home. Shape: [ranks, ranks]."""
 
-    movable_JE: IntArray
-    """Tokens of each expert that could leave full ranks. Shape: [scenarios, experts]."""
+    most_worth_R: FloatArray
+    """The largest of each home. Shape: [ranks]."""
 
-    room_JR: IntArray
+    is_stale_J: NDArray[np.bool_]
+    """Whether `movable_JE` is yet to be measured. Shape: [scenarios]."""
+
+    found_E: FloatArray
+    """Tokens of each expert that could leave full ranks, as they are counted. Shape: [experts]."""
+
+    movable_JE: FloatArray
+    """Tokens of each expert that could leave full ranks, up to the excess. Shape: [scenarios, experts]."""
+
+    rise_E: FloatArray
+    """By how much they have become more, over all scenarios. Shape: [experts]."""
+
+    room_JR: FloatArray
     """Tokens below the cap on each rank with a free slot. Shape: [scenarios, ranks]."""
 
-    bound_E: IntArray
-    """Tokens that a guest of each expert could take off full ranks at most, over all scenarios. Shape: [experts]."""
+    gain_R: FloatArray
+    """Tokens that a guest of the expert in hand would take off full ranks from each rank. Shape: [ranks]."""
 
-    bound_R: IntArray
-    """Tokens that a guest on each rank could take off full ranks at most, over all scenarios. Shape: [ranks]."""
+    merit_E: FloatArray
+    """Tokens that a guest of each expert takes off full ranks for its cost, at most. Shape: [experts]."""
 
     queue_R: IntArray
     """Ranks in the order in which the path search reached them. Shape: [ranks]."""
@@ -86,13 +99,16 @@ class ScenarioState(NamedTuple):
 
 
 @kernel
-def _least_costs(cost_RR: IntArray) -> IntArray:
-    least_R = np.zeros(cost_RR.shape[0], dtype=np.int64)
+def _worths(cost_RR: IntArray) -> tuple[FloatArray, FloatArray]:
+    """Fills `worth_RR` and `most_worth_R`."""
+    worth_RR = np.zeros(cost_RR.shape, dtype=np.float64)
+    most_worth_R = np.zeros(cost_RR.shape[0], dtype=np.float64)
     for home in range(cost_RR.shape[0]):
         for rank in range(cost_RR.shape[0]):
-            if rank != home and (least_R[home] == 0 or cost_RR[home, rank] < least_R[home]):
-                least_R[home] = cost_RR[home, rank]
-    return least_R
+            if rank != home:
+                worth_RR[home, rank] = 1.0 / cost_RR[home, rank]
+                most_worth_R[home] = max(most_worth_R[home], worth_RR[home, rank])
+    return worth_RR, most_worth_R
 
 
 @kernel
@@ -113,8 +129,8 @@ def start_scenarios(
     num_places = num_ranks * slots_R.max()
     rank_C = np.empty(num_places + num_experts, dtype=np.int64)
     expert_C = np.full(num_places + num_experts, -1, dtype=np.int64)
-    tokens_JC = np.zeros((num_scenarios, num_places + num_experts), dtype=np.int64)
-    load_JR = np.zeros((num_scenarios, num_ranks), dtype=np.int64)
+    tokens_JC = np.zeros((num_scenarios, num_places + num_experts), dtype=np.float64)
+    load_JR = np.zeros((num_scenarios, num_ranks), dtype=np.float64)
     first_R = np.zeros(num_ranks + 1, dtype=np.int64)
     for place in range(num_places):
         rank_C[place] = place // slots_R.max()
@@ -125,9 +141,10 @@ def start_scenarios(
         for scenario in range(num_scenarios):
             tokens_JC[scenario, num_places + expert] = tokens_JE[scenario, expert]
             load_JR[scenario, home_E[expert]] += tokens_JE[scenario, expert]
+    worth_RR, most_worth_R = _worths(cost_RR)
     return ScenarioState(
         cost_RR,
-        cap_R,
+        cap_R.astype(np.float64),
         rank_C,
         np.cumsum(first_R),
         np.argsort(home_E, kind="mergesort") + num_places,
@@ -136,14 +153,18 @@ def start_scenarios(
         slots_R.copy(),
         tokens_JC,
         load_JR,
-        np.zeros(num_scenarios, dtype=np.int64),
+        np.zeros(num_scenarios, dtype=np.float64),
         np.zeros((num_scenarios, num_ranks), dtype=np.bool_),
         np.array([0, 1]),
-        _least_costs(cost_RR),
-        np.empty((num_scenarios, num_experts), dtype=np.int64),
-        np.empty((num_scenarios, num_ranks), dtype=np.int64),
-        np.empty(num_experts, dtype=np.int64),
-        np.empty(num_ranks, dtype=np.int64),
+        worth_RR,
+        most_worth_R,
+        np.empty(num_scenarios, dtype=np.bool_),
+        np.empty(num_experts, dtype=np.float64),
+        np.empty((num_scenarios, num_experts), dtype=np.float64),
+        np.empty(num_experts, dtype=np.float64),
+        np.empty((num_scenarios, num_ranks), dtype=np.float64),
+        np.empty(num_ranks, dtype=np.float64),
+        np.empty(num_experts, dtype=np.float64),
         np.empty(num_ranks, dtype=np.int64),
         np.empty(num_ranks, dtype=np.int64),
         np.empty(num_ranks, dtype=np.int64),

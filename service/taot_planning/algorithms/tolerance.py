@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 
 from taot_planning.algorithms import static
 from taot_planning.algorithms.guest_search import find_guests
-from taot_planning.algorithms.guest_state import MeasuredLoads, measure_loads
 from taot_planning.algorithms.guest_trades import trade_guests
 from taot_planning.algorithms.robust_guests import place_for_recent
 from taot_planning.arrays import IntArray, read_only
@@ -61,11 +60,10 @@ def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> Layer
     guests are free; where they are enough, nothing moves. If the slots do not suffice for the tolerance, the plan is
     the most balanced that was found.
     """
-    loads = measure_loads(problem.counts_RE, problem.home_E)
-    target = pace_for(loads.total, options.tolerance_ppm, problem.topology)
+    target = pace_for(problem.loads.total, options.tolerance_ppm, problem.topology)
     if problem.recent_tokens_NE is not None:
         return _plan_for_recent(problem, problem.recent_tokens_NE, options, target)
-    if is_within(loads.load_R, target, problem.topology):
+    if is_within(problem.loads.load_R, target, problem.topology):
         return _explain(static.plan(problem, options), Gate.WITHIN_TOLERANCE)
     budget = BUDGETS[options.effort]
     considered: list[Considered] = []
@@ -74,7 +72,7 @@ def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> Layer
         considered.append(Considered(name="resident guests alone", plan=kept))
         if is_within(kept.loads_R(problem), target, problem.topology):
             return _explain(kept, considered=considered)
-    guests_RK, missing = _search(problem, loads, target, budget)
+    guests_RK, missing = _search(problem, target, budget)
     best = plan_from_guests(problem, guests_RK)
     if missing == 0 and not considered and not budget.has_trades:
         return best  # in the middle of a training step, and there is nothing to tell
@@ -83,10 +81,10 @@ def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> Layer
         # Trades are worth what lies between ranks. Where guests are resident or passed on, they may be worth less.
         has_prices = problem.resident_RK is not None or problem.topology.has_relay
         if budget.has_trades and not has_prices:
-            best = plan_from_guests(problem, _trade(best, problem, loads, target))
+            best = plan_from_guests(problem, _trade(best, problem, target))
             considered.append(Considered(name="search, then trades", plan=best))
         return _explain(best, considered=considered)
-    best = _most_balanced(problem, loads, target, budget, considered)
+    best = _most_balanced(problem, target, budget, considered)
     return _explain(best, Gate.OUT_OF_REACH, considered=considered)
 
 
@@ -95,7 +93,7 @@ def _plan_for_recent(
 ) -> LayerPlan:
     """Places guests for the micro-batch to come; gates speak of the counts at hand."""
     guests_RK = place_for_recent(problem, recent_tokens_NE, options)
-    plan = LayerPlan(guests_RK=guests_RK, quota_SRK=assign_tokens(problem, guests_RK))
+    plan = LayerPlan.take_over(guests_RK=guests_RK, quota_SRK=assign_tokens(problem, guests_RK))
     considered = [Considered(name="guests for the micro-batch to come", plan=plan)]
     if not is_within(plan.loads_R(problem), target, problem.topology):
         return _explain(plan, Gate.OUT_OF_REACH, considered=considered)
@@ -105,7 +103,7 @@ def _plan_for_recent(
 
 
 def _explain(plan: LayerPlan, *gates: Gate, considered: list[Considered] | None = None) -> LayerPlan:
-    return replace(plan, explanation=Explanation(gates=gates, considered=tuple(considered or ())))
+    return plan.explained(Explanation(gates=gates, considered=tuple(considered or ())))
 
 
 def _resident_guests(problem: LayerProblem, resident_RK: IntArray) -> IntArray:
@@ -119,13 +117,13 @@ def _resident_guests(problem: LayerProblem, resident_RK: IntArray) -> IntArray:
     return guests_RK
 
 
-def _search(problem: LayerProblem, loads: MeasuredLoads, pace: int, budget: _Budget) -> tuple[IntArray, int]:
+def _search(problem: LayerProblem, pace: int, budget: _Budget) -> tuple[IntArray, int]:
     """The best guests that the search finds, and the tokens that stay above capacity. Shape: [ranks, slots]."""
     topology = problem.topology
     return find_guests(
-        loads.tokens_E,
+        problem.loads.tokens_E,
         problem.home_E,
-        excess_at(pace, loads.load_R, topology),
+        excess_at(pace, problem.loads.load_R, topology),
         topology.cost_milli_RR,
         topology.slots_R,
         _NOBODY if problem.resident_RK is None else problem.resident_RK,
@@ -135,12 +133,12 @@ def _search(problem: LayerProblem, loads: MeasuredLoads, pace: int, budget: _Bud
     )
 
 
-def _trade(plan: LayerPlan, problem: LayerProblem, loads: MeasuredLoads, pace: int) -> IntArray:
+def _trade(plan: LayerPlan, problem: LayerProblem, pace: int) -> IntArray:
     """Cheaper guests that reach the pace too, see `guest_trades`. Shape: [ranks, slots]."""
     topology = problem.topology
     return trade_guests(
         problem.home_E,
-        loads.tokens_E,
+        problem.loads.tokens_E,
         plan.guests_RK,
         read_only(plan.tokens_RK),
         read_only(capacities_at(pace, topology)),
@@ -153,9 +151,7 @@ def _cost(plan: LayerPlan, problem: LayerProblem) -> int:
     return list_moves(problem, plan.guests_RK).cost_milli
 
 
-def _most_balanced(
-    problem: LayerProblem, loads: MeasuredLoads, target: int, budget: _Budget, considered: list[Considered]
-) -> LayerPlan:
+def _most_balanced(problem: LayerProblem, target: int, budget: _Budget, considered: list[Considered]) -> LayerPlan:
     """Bisects the paces between the target and what was reached; adds what is better to `considered`."""
     best = considered[-1].plan
     reached = strain(best.loads_R(problem), problem.topology)
@@ -163,7 +159,7 @@ def _most_balanced(
         if reached[1] - target <= 1:
             break
         middle = (target + reached[1]) // 2
-        guests_RK, _ = _search(problem, loads, middle, budget)
+        guests_RK, _ = _search(problem, middle, budget)
         found = plan_from_guests(problem, guests_RK)
         found_reached = strain(found.loads_R(problem), problem.topology)
         if found_reached < reached or (found_reached == reached and _cost(found, problem) < _cost(best, problem)):
