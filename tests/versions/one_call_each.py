@@ -5,6 +5,7 @@ python one_call_each.py PYTHON_OF_THE_PLANNER
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import subprocess
 import sys
@@ -41,6 +42,9 @@ def call(address: str) -> None:
         now = stub.PlanNow(pb.PlanNowRequest(report=encoded), timeout=BOUND_SECONDS).plan
         stub.ReportRouting(encoded, timeout=BOUND_SECONDS)
         ahead = next(stub.WatchPlans(pb.WatchPlansRequest(session_id=session_id), timeout=BOUND_SECONDS)).plan
+        streamed = pb.StreamReportsRequest(report=codec.encode_report(session_id, dataclasses.replace(report, step=1)))
+        *_, answer = stub.StreamReports(iter([streamed, streamed]), timeout=BOUND_SECONDS)
+        assert (answer.answered_count, len(answer.refused_reports)) == (2, 0), answer
         plans = [codec.decode_plan(plan, num_ranks=4, num_slots=2) for plan in (now, ahead)]
         assert all((plan.guests_L[0] == 0).any() for plan in plans), "the hot expert has no guest"
         missing = stub.GetPlan.future(pb.GetPlanRequest(session_id="nobody"), timeout=BOUND_SECONDS)
