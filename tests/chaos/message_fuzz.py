@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import grpc
@@ -21,7 +21,8 @@ from taot_api.v1 import planner_pb2 as pb
 from taot_planning import PlanningOptions
 
 SERVICE = "/taot_api.v1.PlannerService/"
-METHODS = ("OpenSession", "ReportRouting", "PlanNow", "WatchPlans", "GetPlan", "CloseSession")
+STREAM = "StreamReports"
+METHODS = ("OpenSession", "ReportRouting", STREAM, "PlanNow", "WatchPlans", "GetPlan", "CloseSession")
 DEADLINE_SECONDS = 30
 
 CLEAN = frozenset(
@@ -41,7 +42,7 @@ class FuzzOutcome:
     """What became of the requests."""
 
     answers: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By method and status code."""
+    """By method and status code; those of streams by report."""
 
     faults: list[str] = field(default_factory=list)
     """Answers that no request may cause, with the request."""
@@ -74,6 +75,7 @@ def samples(session_id: str, spec: SessionSpec, *, incarnation: int) -> Mapping[
     return {
         "OpenSession": encode_session_spec(opened),
         "ReportRouting": request,
+        STREAM: pb.StreamReportsRequest(report=request, trace_context={"traceparent": "00-" + "1" * 32 + "-2-01"}),
         "PlanNow": pb.PlanNowRequest(report=request, layer_indices=[*range(num_layers)]),
         "WatchPlans": pb.WatchPlansRequest(session_id=session_id, after_version=1),
         "GetPlan": pb.GetPlanRequest(session_id=session_id, version=1),
@@ -93,6 +95,11 @@ def fuzz(address: str, source: random.Random, *, num_inputs: int, should_stop: C
             if number % 200 == 0:  # it may be gone: some of what is sent closes it
                 session_id = client.open(spec)
             method = source.choice(METHODS)
+            if method == STREAM:
+                others = (client.open(make_spec(training_job="fuzz-other")), "nobody's", "")
+                messages = reports_of_a_stream(source, mutator, (session_id, *others), step=number)
+                outcome.add(send_stream(channel, messages, session_id=session_id))
+                continue
             data = mutator.request(samples(session_id, spec, incarnation=number)[method])
             code, what = send(channel, method, data)
             outcome.answers[method, code.name] += 1
@@ -118,6 +125,69 @@ def send(channel: grpc.Channel, method: str, data: bytes) -> tuple[grpc.StatusCo
             return grpc.StatusCode.OK, ""
         return error.code(), reason_of(error) or error.details() or ""
     return grpc.StatusCode.OK, ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StreamedReport:
+    """One message of a stream, and whether it is as it should be."""
+
+    data: bytes
+    """What is sent."""
+
+    session_id: str | None = None
+    """The session that it names, None where it has been spoilt and may name any."""
+
+
+def reports_of_a_stream(
+    source: random.Random, mutator: Mutator, session_ids: Sequence[str], *, step: int
+) -> list[StreamedReport]:
+    """Some reports of which none to all are spoilt; good ones are of the first session mostly, and of others."""
+    spec, reports = make_spec(), []
+    for offset in range(source.choice((1, 2, 8, 40))):
+        session_id = session_ids[0] if source.random() < 0.8 else source.choice(session_ids)  # noqa: PLR2004
+        message = samples(session_id, spec, incarnation=step + offset)[STREAM]
+        if source.random() < 0.5:  # noqa: PLR2004
+            reports.append(StreamedReport(data=mutator.request(message)))
+        else:
+            reports.append(StreamedReport(data=message.SerializeToString(), session_id=session_id))
+    return reports
+
+
+def send_stream(channel: grpc.Channel, reports: Sequence[StreamedReport], *, session_id: str) -> FuzzOutcome:
+    """Sends reports over one call and reads its answers, each of which must be about reports that were sent.
+
+    Where the first report is a good one of `session_id`, all good ones of that session must have been taken.
+    """
+    outcome, refused, answered, faults = FuzzOutcome(), dict[int, grpc.StatusCode](), 0, []
+    call = channel.stream_stream(SERVICE + STREAM, response_deserializer=pb.StreamReportsResponse.FromString)(
+        iter([report.data for report in reports]), timeout=DEADLINE_SECONDS
+    )
+    code, what = grpc.StatusCode.OK, ""
+    try:
+        for answer in call:
+            new = [each.index for each in answer.refused_reports]
+            if not (new == sorted({*new}) and all(answered <= index < answer.answered_count for index in new)):
+                faults.append(f"refused {new} in an answer for {answered} to {answer.answered_count}")
+            refused.update({each.index: _code_of(each.status) for each in answer.refused_reports})
+            answered = answer.answered_count
+    except grpc.RpcError as error:
+        code, what = error.code(), reason_of(error) or error.details() or ""
+        outcome.answers[STREAM, code.name] += 1
+    if answered > len(reports) or (code is grpc.StatusCode.OK and answered < len(reports)):
+        faults.append(f"{answered} of {len(reports)} reports were answered")
+    for index, report in enumerate(reports[:answered]):
+        is_good = reports[0].session_id == report.session_id == session_id
+        if is_good and index in refused:
+            faults.append(f"report {index} is good and was refused: {refused[index].name}")
+        outcome.answers[STREAM, refused.get(index, grpc.StatusCode.OK).name] += 1
+    faults += [f"{each.name} {what[:300]!r}" for each in (code, *refused.values()) if each not in CLEAN]
+    outcome.faults += [f"{STREAM}: {fault}, of {[each.data[:400].hex() for each in reports]}" for fault in faults]
+    return outcome
+
+
+def _code_of(packed: bytes) -> grpc.StatusCode:
+    number = status_pb2.Status.FromString(packed).code
+    return next(code for code in grpc.StatusCode if code.value[0] == number)
 
 
 def reason_of(error: grpc.RpcError) -> str:

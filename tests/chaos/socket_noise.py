@@ -8,16 +8,10 @@ import socket
 import struct
 from collections.abc import Callable, Iterator
 
-PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+from raw_call import PREFACE, call_begin, frame, message
+
+STREAM = "/taot_api.v1.PlannerService/StreamReports"
 BOUND_SECONDS = 20
-
-
-def frame(kind: int, flags: int, stream: int, payload: bytes, *, length: int | None = None) -> bytes:
-    """An HTTP/2 frame, whose length may lie."""
-    size = len(payload) if length is None else length
-    return (
-        size.to_bytes(3, "big") + bytes([kind & 255, flags & 255]) + (stream & 2**32 - 1).to_bytes(4, "big") + payload
-    )
 
 
 def noise(source: random.Random) -> bytes:
@@ -33,6 +27,9 @@ def noise(source: random.Random) -> bytes:
             PREFACE + settings + frame(0, 1, 1, junk, length=2**24 - 1),
             PREFACE + frame(4, 0, 0, struct.pack(">HI", source.randrange(8), source.randrange(2**32))),
             PREFACE[: source.randrange(len(PREFACE))],
+            # A stream of reports whose answers nobody has room for, and one that ends within a message.
+            call_begin(STREAM, window=0) + message(junk) * source.choice((1, 40)),
+            call_begin(STREAM) + message(junk, length=len(junk) + source.choice((1, 2**20, 2**31))),
             b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + junk,  # as TLS begins
             b"GET / HTTP/1.1\r\nHost: " + b"x" * source.choice((1, 70_000)) + b"\r\n\r\n",
             b"POST /v1/sessions/x/pause HTTP/1.1\r\nContent-Length: "

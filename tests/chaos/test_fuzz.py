@@ -10,7 +10,18 @@ from concurrent.futures import ThreadPoolExecutor
 import grpc
 import httpx
 import pytest
-from chaos.message_fuzz import CLEAN, METHODS, FuzzOutcome, fuzz, plans_of_a_quiet_job, samples, send
+from chaos.message_fuzz import (
+    CLEAN,
+    METHODS,
+    STREAM,
+    FuzzOutcome,
+    fuzz,
+    plans_of_a_quiet_job,
+    reports_of_a_stream,
+    samples,
+    send,
+    send_stream,
+)
 from chaos.message_mutator import Mutator
 from chaos.process_memory import resident_mib
 from chaos.settings import number, seed
@@ -105,8 +116,14 @@ def spoilt_call() -> Callable:
         with grpc.insecure_channel(planner.address) as channel:
 
             def call(source: random.Random, method: str, incarnation: int) -> tuple[grpc.StatusCode, str]:
-                message = samples(client.open(spec), spec, incarnation=incarnation)[method]
-                return send(channel, method, Mutator(source, many_chance=0).request(message))
+                session_id, mutator = client.open(spec), Mutator(source, many_chance=0)
+                if method == STREAM:
+                    messages = reports_of_a_stream(source, mutator, (session_id, "nobody's"), step=incarnation)
+                    outcome = send_stream(channel, messages, session_id=session_id)
+                    assert not outcome.faults, outcome.faults
+                    return grpc.StatusCode.OK, ""
+                message = samples(session_id, spec, incarnation=incarnation)[method]
+                return send(channel, method, mutator.request(message))
 
             yield call
 
