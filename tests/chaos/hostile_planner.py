@@ -16,6 +16,7 @@ from concurrent import futures
 
 import grpc
 from chaos.hostile_plans import PLAN_FAULTS, HostilePlans
+from chaos.hostile_streams import ENDING_FAULTS, NO_STREAMS, STREAM_FAULTS, HostileAnswers, PassedOn
 from google.protobuf.message import DecodeError
 
 from taot_api.v1 import planner_pb2 as pb
@@ -55,14 +56,18 @@ class HostilePlanner(grpc.GenericRpcHandler):
         self._log = open(log_path, "a")  # noqa: SIM115 - as long as the process
         self._lock = threading.Lock()
         self._next_faults: dict[str, list[str]] = {}
-        self._home = 0
-        self._plans = HostilePlans(source)
+        self._home, self._has_streams = 0, True
+        self._plans, self._answers = HostilePlans(source), HostileAnswers(source)
 
     def service(self, details: grpc.HandlerCallDetails) -> grpc.RpcMethodHandler | None:
         name = details.method.rsplit("/", 1)[-1]
         if name == "WatchPlans":
             return grpc.unary_stream_rpc_method_handler(
                 lambda data, context: self._watch(details.method, data, context)
+            )
+        if name == "StreamReports":
+            return grpc.stream_stream_rpc_method_handler(
+                lambda reports, context: self._stream(details.method, reports, context)
             )
         return grpc.unary_unary_rpc_method_handler(lambda data, context: self._call(details.method, data, context))
 
@@ -88,6 +93,7 @@ class HostilePlanner(grpc.GenericRpcHandler):
         if opens:
             faults = tuple(each for each in faults if each not in {f"answers {code.name}" for code in OPENING_REFUSED})
             self._home = self._source.randrange(len(self._channels))  # two planners, and nobody knows which
+            self._has_streams = self._source.random() < 0.5  # noqa: PLR2004 - and how old they are
         fault = self._fault(method, faults)
         if fault is None:
             return self._pass_on(method, data, context)
@@ -135,6 +141,52 @@ class HostilePlanner(grpc.GenericRpcHandler):
                 context.abort(grpc.StatusCode.UNAVAILABLE, "not now")
             context.abort(error.code(), error.details() or "")
         return answer
+
+    # Reports one after the other.
+
+    def _stream(self, method: str, reports: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        if not self._has_streams:
+            self._note(method, NO_STREAMS)
+            context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")
+        home, other = (PassedOn(self._channels[index], method) for index in (self._home, 1 - self._home))
+        try:
+            for place in (home, other):
+                context.add_callback(place.end)
+            for index, data in enumerate(reports):
+                fault = self._noted_fault(method)
+                if fault in ENDING_FAULTS:
+                    self._end_stream(fault, context)
+                    return
+                if fault == "taken without being passed on":
+                    yield pb.StreamReportsResponse(answered_count=index + 1).SerializeToString()
+                    continue
+                answer = (other if fault == "report passed to the other planner" else home).answer(data)
+                if answer is None:
+                    return
+                if fault == "answers late":
+                    _hold(context, seconds=self._source.uniform(0.05, 0.4))
+                yield from self._answers.spoil(fault, answer)
+                if fault == "ends after the answer":
+                    return
+        except grpc.RpcError as error:
+            if isinstance(error, grpc.Call):  # of a planner; else the caller has gone
+                context.abort(error.code(), error.details() or "")
+        finally:
+            home.end()
+            other.end()
+
+    def _noted_fault(self, method: str) -> str | None:
+        fault = self._fault(method, STREAM_FAULTS)
+        if fault is not None:
+            self._note(method, fault)
+        return fault
+
+    def _end_stream(self, fault: str, context: grpc.ServicerContext) -> None:
+        if fault in ("never answers", "answers after the deadline"):
+            _hold(context, seconds=60 if fault == "never answers" else 3)
+        elif fault != "ends before the answer":
+            name = fault.removeprefix("breaks off with ")
+            context.abort(grpc.StatusCode.__members__.get(name, self._source.choice(CODES)), "no reason")
 
     # Plans on their way to the agent.
 

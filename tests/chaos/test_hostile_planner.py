@@ -19,6 +19,7 @@ import torch
 from chaos.chaos_job import ChaosJob, assert_undisturbed, chaos_options
 from chaos.hostile_planner import CALL_FAULTS
 from chaos.hostile_plans import PLAN_FAULTS, REFUSALS
+from chaos.hostile_streams import NO_STREAMS, STREAM_FAULTS
 from chaos.planner_keeper import KeptPlanner, kept_planners
 from chaos.process_memory import resident_mib
 from chaos.settings import number, seed
@@ -117,11 +118,13 @@ def test_every_fault_of_a_hostile_planner_is_survived(behind, tmp_path, caplog, 
     with hostile_planner(tmp_path, behind, first_seed=first_seed) as hostile:
         job = ChaosJob(chaos_options(hostile.address, plan_source=plan_source))
         reports, plans = every_fault("ReportRouting", CALL_FAULTS), every_fault("WatchPlans", PLAN_FAULTS)
+        streams = every_fault("StreamReports", (NO_STREAMS, *STREAM_FAULTS))
         now = every_fault("PlanNow", CALL_FAULTS)
         opened = every_fault("OpenSession", ("wrong session id",))
         # A fault that is on its way when the agent turns away comes to nothing: what the agent has said counts.
         refused = lambda: [words for words in REFUSALS.values() if words in caplog.text]  # noqa: E731
-        ahead = lambda seen: reports(seen) and plans(seen) and opened(seen) and len(refused()) == len(REFUSALS)  # noqa: E731
+        delivered = lambda seen: all(each(seen) for each in (reports, streams, plans, opened))  # noqa: E731
+        ahead = lambda seen: delivered(seen) and len(refused()) == len(REFUSALS)  # noqa: E731
         is_enough = now if plan_source == "blocking" else ahead
         job.await_steps(20)
         before = resident_mib()
@@ -141,7 +144,9 @@ def test_every_fault_of_a_hostile_planner_is_survived(behind, tmp_path, caplog, 
 def test_some_faults_of_a_hostile_planner_are_survived(behind, tmp_path, caplog):
     with hostile_planner(tmp_path, behind, first_seed=4) as hostile:
         job = ChaosJob(chaos_options(hostile.address))
-        suffer(hostile, behind, job, until=some_faults("WatchPlans", 8), source=random.Random(4))
+        plans, streams = some_faults("WatchPlans", 8), some_faults("StreamReports", 8)
+        is_enough = lambda seen: plans(seen) and streams(seen)  # noqa: E731
+        suffer(hostile, behind, job, until=is_enough, source=random.Random(4))
         outcome = job.finish()
         report_on(hostile)
     assert_undisturbed(outcome)
@@ -156,9 +161,9 @@ def test_deterministic_training_is_equal_bit_for_bit_whatever_the_planner_does(b
 
     options = chaos_options(None, deterministic=True, group="bits")
     with hostile_planner(tmp_path, behind, first_seed=first_seed) as hostile:
-        faults = some_faults("ReportRouting", 25)
+        calls, streams = some_faults("ReportRouting", 10), some_faults("StreamReports", 15)
         job = ChaosJob(replace(options, planner_address=hostile.address))
-        while not (job.step >= 100 and faults(hostile.faults())):
+        while not (job.step >= 100 and calls(hostile.faults()) and streams(hostile.faults())):
             job.await_steps(1)
         disturbed = job.finish()
         report_on(hostile)
