@@ -16,6 +16,8 @@ from taot_service.refusal import refusal_of
 from taot_service.tokens import Grant
 
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
+Caller: TypeAlias = "frozenset[str] | str"
+"""Training jobs, or an address."""
 
 OPEN_PREFIX = "/grpc.health.v1.Health/"
 """What needs no token: probes have none, and learn no more than that the planner serves."""
@@ -53,8 +55,9 @@ class GrpcGate(grpc.aio.ServerInterceptor):
         async def refuse(requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             del requests
             self._on_refusal(error.reason)
-            peer = context.peer().rsplit(":", 1)[0]
-            self._access.note_failure(peer, f"a call of {ascii(method[:100])}", now_seconds=time.monotonic())
+            self._access.note_failure(
+                peer_host(context), f"a call of {ascii(method[:100])}", now_seconds=time.monotonic()
+            )
             await context.abort(*refusal_of(error))
 
         return grpc.stream_unary_rpc_method_handler(refuse)
@@ -72,6 +75,11 @@ class CallerJobs:
             return True
         grant = _CALLER.get()
         return grant is not None and grant.has_job(training_job)
+
+    def caller_of(self, context: grpc.aio.ServicerContext[Any, Any]) -> Caller:
+        """Whom a call counts for: the jobs of its token, or where none is needed the address it comes from."""
+        grant = _CALLER.get()
+        return peer_host(context) if grant is None else grant.jobs
 
     def renew(self) -> None:
         """Looks up again what the caller of a call that goes on and on may use by now.
@@ -101,6 +109,11 @@ class CallerJobs:
                 field="training_job",
                 metadata={"training_job": training_job[:128]},
             )
+
+
+def peer_host(context: grpc.aio.ServicerContext[Any, Any]) -> str:
+    """Where a call comes from, without the port."""
+    return str(context.peer()).rsplit(":", 1)[0]
 
 
 def _authorization(metadata: Any) -> str | None:

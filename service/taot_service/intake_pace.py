@@ -1,9 +1,12 @@
-"""How fast large reports are taken from streams, so that others have the event loop too. Pure; time is an argument."""
+"""How fast large reports are taken, so that others have the event loop too. Decisions are pure: time is an argument."""
 
 from __future__ import annotations
 
+import asyncio
+import time
+
 REST_FACTOR = 6.0
-"""Time from one report to the next, over all streams, in times of what taking the first one took. Reading and parsing
+"""Time from one report to the next, over all jobs, in times of what taking the first one took. Reading and parsing
 take about as long again, and threads that plan want the GIL: with 3 a flood left a quarter of the plans."""
 
 MOST_SECONDS = 1.0
@@ -14,24 +17,36 @@ LONG_SECONDS = 0.0005
 
 
 class IntakePace:
-    """Shared by all streams: each rests after a large report until its turn comes again."""
+    """Shared by all who report: a job has as many turns as any other, however many streams and calls it has."""
 
     def __init__(self) -> None:
         """Begins without a queue."""
-        self._free_seconds = 0.0
+        self._free_seconds: dict[str, float] = {}
+        """When each job that has had a turn may have the next one; none of those whose time has come."""
 
-    def rest_after(self, spent_seconds: float, *, now_seconds: float) -> float:
-        """How long a stream is to read nothing.
+    def rest_after(self, spent_seconds: float, *, training_job: str, now_seconds: float) -> float:
+        """How long whoever has sent a report is to wait before anything more of it is read.
 
         Args:
-            spent_seconds: processor time that taking its last report has taken.
-            now_seconds: time on any clock that all calls share.
+            spent_seconds: processor time that taking the report has taken.
+            training_job: whose report it was.
+            now_seconds: time on any clock that all share.
 
         Returns:
-            Seconds, 0 where it need not rest.
+            Seconds, 0 where it need not wait.
         """
         if spent_seconds < LONG_SECONDS:
             return 0.0
-        free_seconds = max(self._free_seconds, now_seconds) + REST_FACTOR * spent_seconds
-        self._free_seconds = min(free_seconds, now_seconds + MOST_SECONDS)
-        return self._free_seconds - now_seconds
+        resting = {job: seconds for job, seconds in self._free_seconds.items() if seconds > now_seconds}
+        begin_seconds = resting.get(training_job, now_seconds)
+        resting[training_job] = begin_seconds  # one of those that share the loop
+        free_seconds = begin_seconds + REST_FACTOR * spent_seconds * len(resting)
+        resting[training_job] = min(free_seconds, now_seconds + MOST_SECONDS)
+        self._free_seconds = resting
+        return resting[training_job] - now_seconds
+
+    async def rest(self, training_job: str, spent_seconds: float) -> None:
+        """Waits as long as `rest_after` says."""
+        rest_seconds = self.rest_after(spent_seconds, training_job=training_job, now_seconds=time.monotonic())
+        if rest_seconds > 0:
+            await asyncio.sleep(rest_seconds)

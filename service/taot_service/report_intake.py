@@ -56,6 +56,11 @@ class StreamedReports:
         self._find_session, self._renew_caller = find_session, renew_caller
         self._session: Session | None = None
 
+    @property
+    def training_job(self) -> str:
+        """That of the session, empty before the first report."""
+        return "" if self._session is None else self._session.spec.training_job
+
     def take(self, request: pb.StreamReportsRequest | ContractError) -> None:
         """Takes one report, or what is known to be wrong with it.
 

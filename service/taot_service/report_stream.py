@@ -2,7 +2,7 @@
 
 Lives on the event loop, in two tasks: the one of the call reads, another one writes, which must end before the first:
 gRPC forgets a call with the end of its task, and writing would go on with memory that has been freed. A call is ended
-by its status alone.
+by its status, which comes after all answers: a caller who reads none of them is forgotten after a while.
 """
 
 from __future__ import annotations
@@ -27,6 +27,9 @@ SOON_SECONDS = 0.01
 LATER_SECONDS = 0.05
 """The same where several wait, whose sender goes on without."""
 
+END_SECONDS = 10.0
+"""Within which a caller has to read that the call has ended; until it has, the call takes room."""
+
 MANY_REPORTS = 16
 """Reports that are answered at once. With twice as many unanswered nothing more is read."""
 
@@ -44,6 +47,10 @@ ENDING = frozenset(
 
 class Reports(Protocol):
     """Where the reports of one call go."""
+
+    @property
+    def training_job(self) -> str:
+        """Whose reports they are, empty before that is known."""
 
     def take(self, request: Any) -> None:
         """Takes a request, or raises the ContractError for it; one that could not be read is a ContractError itself."""
@@ -74,24 +81,29 @@ class ReportStream:
         self._is_due, self._has_room = asyncio.Event(), asyncio.Event()
         self._pause: asyncio.TimerHandle | None = None
         """Runs for a moment after each answer."""
+        self._tasks: list[asyncio.Task[None]] = []
+        self._last_timer: asyncio.TimerHandle | None = None
+        """Runs once the call has been ended."""
 
     def end(self, error: ContractError) -> None:
-        """Ends the call with `error`, once what has been taken is answered."""
+        """Ends the call with `error`, once what has been taken is answered, and at the latest after END_SECONDS."""
         if self._end is None:
             self._end = error
             self._is_due.set()
+            self._last_timer = asyncio.get_running_loop().call_later(END_SECONDS, self._forget)
 
     async def run(self, reports: Reports) -> None:
         """Reads and answers until the call is over."""
         writing = asyncio.create_task(self._write(reports), name="report answers")
+        reading = asyncio.current_task()
+        assert reading is not None, "a call has a task of its own"
+        self._tasks = [writing, reading]
         try:
             while self._end is None and (request := await self._context.read()) is not grpc.aio.EOF:
                 start_seconds = time.thread_time()  # without what the thread has waited for others
                 self._take(reports, request)
                 spent_seconds = time.thread_time() - start_seconds
-                rest_seconds = self._pace.rest_after(spent_seconds, now_seconds=time.monotonic())
-                if rest_seconds > 0:
-                    await asyncio.sleep(rest_seconds)
+                await self._pace.rest(reports.training_job, spent_seconds)
                 while self._num_unanswered >= 2 * MANY_REPORTS and not writing.done():
                     self._has_room.clear()
                     await self._has_room.wait()
@@ -99,7 +111,15 @@ class ReportStream:
             self._has_all = True
             self._is_due.set()
             await asyncio.gather(writing, return_exceptions=True)
+            self._tasks.clear()
+            if self._last_timer is not None:
+                self._last_timer.cancel()
         await writing  # which raises what has ended the call
+
+    def _forget(self) -> None:
+        """Leaves the call without a status: with the end of its tasks gRPC resets it."""
+        for task in self._tasks:
+            task.cancel()
 
     def _take(self, reports: Reports, request: Any) -> None:
         try:

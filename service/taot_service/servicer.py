@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
@@ -42,7 +43,14 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     async def ReportRouting(self, request: pb.ReportRoutingRequest, context: Context) -> pb.ReportRoutingResponse:
         """Takes a report; its plan follows in the background."""
         _time_remaining(context)
-        return self._report_routing(request)
+        session = self._find_session(request.session_id)
+        start_seconds = time.thread_time()
+        try:
+            take_report(self._planner, session, request)
+        finally:  # what is wrong with it may have taken as long to find
+            spent_seconds = time.thread_time() - start_seconds
+            await self._planner.report_streams.pace.rest(session.spec.training_job, spent_seconds)
+        return answer_to_report(session)
 
     async def StreamReports(self, requests: AsyncIterator[Any], context: Context) -> None:
         """Takes reports of a session as they come, and answers many at once."""
@@ -50,7 +58,7 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         streams = self._planner.report_streams
         stream = ReportStream(context, pace=streams.pace, on_refusal=self._planner.metrics.count_refusal)
         reports = StreamedReports(self._planner, stream, find_session=self._find_session, renew_caller=self._jobs.renew)
-        with streams.open(stream):
+        with streams.open(stream, caller=self._jobs.caller_of(context)):
             await stream.run(reports)
 
     async def PlanNow(self, request: pb.PlanNowRequest, context: Context) -> pb.PlanNowResponse:
@@ -106,11 +114,6 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
     def _is_foreign(self, session_id: str) -> bool:
         job = self._planner.job_of(session_id)
         return job is not None and not self._jobs.may_use(job)
-
-    def _report_routing(self, request: pb.ReportRoutingRequest) -> pb.ReportRoutingResponse:
-        session = self._find_session(request.session_id)
-        take_report(self._planner, session, request)
-        return answer_to_report(session)
 
     async def _plan_now(self, request: pb.PlanNowRequest, *, timeout_seconds: float) -> pb.PlanNowResponse:
         session = self._find_session(request.report.session_id)

@@ -37,7 +37,7 @@ def num_refused(planner, reason):
 
 
 def num_streams(planner):
-    return len(planner.planner.report_streams._sessions)
+    return len(planner.planner.report_streams._places)
 
 
 def test_reports_are_taken_and_planned_and_each_is_answered(planner, client):
@@ -150,7 +150,10 @@ def test_a_stream_of_no_session_ends(client):
     assert (seen.code, seen.info.reason) == (grpc.StatusCode.NOT_FOUND, "SESSION_NOT_FOUND")
 
 
-@pytest.mark.parametrize(("way", "reason"), [("closed", "SESSION_NOT_FOUND"), ("replaced", "STALE_INCARNATION")])
+@pytest.mark.parametrize(
+    ("way", "reason"),
+    [("closed", "SESSION_NOT_FOUND"), ("expired", "SESSION_NOT_FOUND"), ("replaced", "STALE_INCARNATION")],
+)
 def test_an_idle_stream_ends_with_its_session(planner, client, way, reason):
     session_id = client.open(SPEC)
     with report_stream(client.stub) as stream:
@@ -158,6 +161,9 @@ def test_an_idle_stream_ends_with_its_session(planner, client, way, reason):
         stream.read(1)
         if way == "closed":
             client.stub.CloseSession(pb.CloseSessionRequest(session_id=session_id), timeout=CALL_SECONDS)
+        elif way == "expired":
+            planner.planner.sessions[0].seen_seconds -= 2 * planner.planner.config.lease_seconds
+            planner.on_loop(planner.planner.expire_sessions)
         else:
             client.open(make_spec(training_job="job-a", incarnation=2))
         assert refusal(stream.read).info.reason == reason
@@ -200,14 +206,16 @@ def test_a_stream_that_says_nothing_ends(planner, client, monkeypatch):
     monkeypatch.setattr(report_streams, "FIRST_REPORT_SECONDS", 0.05)
     with report_stream(client.stub) as silent:
         assert refusal(silent.read).info.reason == "DEADLINE_EXCEEDED"
+
+
+def test_a_stream_that_has_named_its_session_may_be_silent(planner, client):
     session_id = client.open(SPEC)
     with report_stream(client.stub) as stream:
+        timers = planner.planner.report_streams._timers
+        assert eventually(lambda: len(timers) == 1)
         stream.send(session_id, make_report(SPEC, step=1))
         stream.read(1)
-        with report_stream(client.stub) as silent:  # which outlasts the time of the other
-            assert refusal(silent.read).info.reason == "DEADLINE_EXCEEDED"
-        stream.send(session_id, make_report(SPEC, step=2))
-        stream.read(2)
+        assert not timers
 
 
 def test_a_token_opens_streams_of_its_jobs_while_it_is_known(tmp_path):
