@@ -82,7 +82,7 @@ class Mutator:
     def _spoil_list(self, message: Message, field: FieldDescriptor) -> None:
         values = getattr(message, field.name)
         if field.message_type is not None and field.message_type.GetOptions().map_entry:
-            values[self._source.choice(TEXTS)] = self._source.choice(INT64_EXTREMES)
+            values[self._source.choice(TEXTS)] = self._value(field.message_type.fields_by_name["value"])
             return
         change = self._source.choice(("clear", "shorten", "double", "set", "grow"))
         if change == "clear" or not len(values):
