@@ -47,10 +47,11 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         start_seconds = time.thread_time()
         try:
             take_report(self._planner, session, request)
+            answer = answer_to_report(session)
         finally:  # what is wrong with it may have taken as long to find
             spent_seconds = time.thread_time() - start_seconds
             await self._planner.report_streams.pace.rest(session.spec.training_job, spent_seconds)
-        return answer_to_report(session)
+        return answer
 
     async def StreamReports(self, requests: AsyncIterator[Any], context: Context) -> None:
         """Takes reports of a session as they come, and answers many at once."""

@@ -18,8 +18,11 @@ import grpc
 from chaos.hostile_plans import PLAN_FAULTS, HostilePlans
 from chaos.hostile_streams import ENDING_FAULTS, NO_STREAMS, STREAM_FAULTS, HostileAnswers, PassedOn
 from google.protobuf.message import DecodeError
+from google.rpc import error_details_pb2, status_pb2
 
+from taot_api.codec.duration import encode_seconds
 from taot_api.v1 import planner_pb2 as pb
+from taot_client.planner.refusal_details import DETAILS_KEY
 
 SERVICE = "taot_api.v1.PlannerService"
 OPENING_REFUSED = (
@@ -186,7 +189,10 @@ class HostilePlanner(grpc.GenericRpcHandler):
             _hold(context, seconds=60 if fault == "never answers" else 3)
         elif fault != "ends before the answer":
             name = fault.removeprefix("breaks off with ")
-            context.abort(grpc.StatusCode.__members__.get(name, self._source.choice(CODES)), "no reason")
+            code = grpc.StatusCode.__members__.get(name, self._source.choice(CODES))
+            if code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # without advice an agent is silent for half a minute
+                context.set_trailing_metadata(((DETAILS_KEY, _advice(seconds=self._source.uniform(0, 1))),))
+            context.abort(code, "no reason")
 
     # Plans on their way to the agent.
 
@@ -213,6 +219,13 @@ class HostilePlanner(grpc.GenericRpcHandler):
                     continue
         except grpc.RpcError as error:
             context.abort(error.code(), error.details() or "")
+
+
+def _advice(*, seconds: float) -> bytes:
+    """The details of a refusal that says when to try again."""
+    status = status_pb2.Status(code=grpc.StatusCode.RESOURCE_EXHAUSTED.value[0])
+    status.details.add().Pack(error_details_pb2.RetryInfo(retry_delay=encode_seconds(seconds)))
+    return status.SerializeToString()
 
 
 def _hold(context: grpc.ServicerContext, *, seconds: float) -> None:
