@@ -15,6 +15,10 @@ from taot_api.published_plan import PublishedPlan
 T = TypeVar("T")
 
 
+END_SECONDS = 10.0
+"""Within which a reader has to take notice of the end; one that is stuck with what it has read is cancelled then."""
+
+
 class PlanFeed:
     """Hands the newest plan to any number of readers."""
 
@@ -34,6 +38,8 @@ class PlanFeed:
         """Ends every reader, now and later, with `error`."""
         self._end = error
         self._wake_all()
+        for subscription in self._subscriptions:
+            subscription.cancel_later()
 
     def subscribe(self, *, after_version: int) -> PlanSubscription:
         """Starts to read; nothing published from now on is missed unless it is superseded."""
@@ -76,17 +82,27 @@ class PlanFeed:
 
 
 class PlanSubscription:
-    """One reader's place in a feed."""
+    """One reader's place in a feed: that of the task that makes it."""
 
     def __init__(self, feed: PlanFeed, *, after_version: int) -> None:
         self.changed = asyncio.Event()
         """Set by the feed when there may be something to read."""
         self._feed = feed
         self._version = after_version
+        self._reader = asyncio.current_task()
+        self._last_timer: asyncio.TimerHandle | None = None
+        """Runs once the feed has ended."""
 
     def close(self) -> None:
         """Stops to read."""
         self._feed.unsubscribe(self)
+        if self._last_timer is not None:
+            self._last_timer.cancel()
+
+    def cancel_later(self) -> None:
+        """Cancels the task that has subscribed, unless it stops to read before END_SECONDS have gone by."""
+        if self._reader is not None and self._last_timer is None:
+            self._last_timer = asyncio.get_running_loop().call_later(END_SECONDS, self._reader.cancel)
 
     async def next_encoded(self, make: Callable[[PublishedPlan], T]) -> T:
         """Waits for a plan newer than the last one, and encodes it unless another reader has.

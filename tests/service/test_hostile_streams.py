@@ -17,7 +17,7 @@ from running_planner import running_planner
 
 from taot_api.codec import encode_report, encode_session_spec
 from taot_api.v1 import planner_pb2 as pb
-from taot_service import intake_pace, report_streams
+from taot_service import intake_pace, plan_feed, report_streams
 from taot_service import report_stream as stream_module
 from taot_service.config import ServiceConfig
 from taot_service.report_stream import MANY_REPORTS
@@ -94,6 +94,21 @@ def test_who_reads_no_answers_is_forgotten_some_time_after_the_session(
             assert num_streams(planner) == 1
             close(client, session_id)
             assert eventually(lambda: num_streams(planner) == 0)
+    assert is_serving(planner)
+
+
+def test_who_watches_and_reads_nothing_is_forgotten_some_time_after_the_session(planner, client, monkeypatch, no_trace):
+    monkeypatch.setattr(plan_feed, "END_SECONDS", 0.05)
+    session_id = client.open(SPEC_A)
+    session = planner.planner.sessions[0]
+    with raw_connection(planner.grpc_port) as connection:
+        connection.sendall(call_begin("/taot_api.v1.PlannerService/WatchPlans", window=0))
+        watch = pb.WatchPlansRequest(session_id=session_id).SerializeToString()
+        connection.sendall(message(watch) + half_close())
+        assert eventually(lambda: session.num_watches == 1)
+        client.report_and_wait(session_id, SPEC_A, make_report(SPEC_A, step=0))
+        close(client, session_id)
+        assert eventually(lambda: session.num_watches == 0)
     assert is_serving(planner)
 
 
