@@ -126,8 +126,9 @@ class Case:
         return row
 
     def measure_cores(self) -> dict[str, float]:
-        """What the transfers of the last step take from the cores: see `core_share`."""
-        if not any(mover.posted for mover in self._movers):
+        """What the transfers of the last step take from the cores: see `core_share`. Collective."""
+        # Asked together: what follows is collective as well, and some ranks may have sent and received nothing.
+        if not sum(summed(self._group, [len(mover.posted) for mover in self._movers])):
             return {}
         before = idle_seconds()
         time.sleep(PAUSE_SECONDS)  # what others take meanwhile does not count

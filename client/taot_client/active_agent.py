@@ -6,6 +6,7 @@ import atexit
 import logging
 from typing import Any
 
+import torch
 from rich.console import Group
 from torch import nn
 from torch.utils.hooks import RemovableHandle
@@ -19,6 +20,7 @@ from taot_client.layer_agent import LayerAgent
 from taot_client.measuring.layer_meter import LayerMeter
 from taot_client.model_layers import NamedLayer, model_device
 from taot_client.options import AgentOptions
+from taot_client.pinned_passes import in_backward
 from taot_client.planner.leader import Leader
 from taot_client.planner.step_control import LEADER, StepControl
 from taot_client.planner.step_record import StepMode, StepRecord
@@ -39,6 +41,7 @@ class ActiveAgent:
 
     def __init__(
         self,
+        model: nn.Module,
         layers: list[NamedLayer],
         options: AgentOptions,
         spec: SessionSpec,
@@ -46,13 +49,13 @@ class ActiveAgent:
         group: ExpertParallelGroup,
         groups: AgentGroups,
     ) -> None:
-        """Takes over the coordination of the layers. Collective.
+        """Takes over the coordination of a model's layers. Collective.
 
         Raises:
             ValueError: on every rank, if the planner refuses the job.
         """
         self._layers = layers
-        self._load_hooks: list[RemovableHandle] = []
+        self._hooks: list[RemovableHandle] = []
         source = options.effective_plan_source
         self._report = RunReport(f"{options.algorithm}, {source}, {group.size} ranks")
         shape = (len(layers), spec.topology.num_ranks, spec.topology.max_slots)
@@ -65,6 +68,7 @@ class ActiveAgent:
         )
         self._start_leader(groups, group)
         self._attach(groups)
+        self._hooks.append(model.register_forward_pre_hook(self._begin_forward))
         self.state.control.offer(self._next_record())
 
     def _start_leader(self, groups: AgentGroups, group: ExpertParallelGroup) -> None:
@@ -108,7 +112,7 @@ class ActiveAgent:
             state.layers.append(LayerAgent(state, layer, route, supply, meter=meter))
             layer.coordinator = state.layers[-1]
             for module in layer.module.modules():  # any of them can be loaded by itself
-                self._load_hooks.append(module.register_load_state_dict_post_hook(self._note_loaded))
+                self._hooks.append(module.register_load_state_dict_post_hook(self._note_loaded))
         self._announce(memory)
 
     def _announce(self, memory: GuestMemory) -> None:
@@ -165,6 +169,16 @@ class ActiveAgent:
         self.state.check_none_in_flight()
         self.state.weight_changes.announce()
 
+    @torch.compiler.disable  # type: ignore[untyped-decorator]
+    def _begin_forward(self, model: nn.Module, inputs: object) -> None:
+        """Makes the first layer's gate, which no layer before it does.
+
+        Its guests' gradients then have the backward of all that the model does before that layer to travel.
+        """
+        del model, inputs
+        if torch.is_grad_enabled() and not in_backward():  # a recomputation makes gates of its own
+            self.state.layers[0].prepare_gate()
+
     def _note_loaded(self, module: nn.Module, keys: object) -> None:
         """Announces weights that `load_state_dict` has changed; passes in flight cannot be used any more."""
         del module, keys
@@ -188,7 +202,7 @@ class ActiveAgent:
         for (_, layer), mine in zip(self._layers, self.state.layers, strict=True):
             if layer.coordinator is mine:
                 layer.coordinator = PlainCoordinator(layer.group, layer.home_E)
-        for hook in self._load_hooks:
+        for hook in self._hooks:
             hook.remove()
         self.state.weight_mover.close()
         self.state.gradient_mover.close()

@@ -83,6 +83,7 @@ class Agent:
             return
         warm_up([options.algorithm])
         self._agent = ActiveAgent(
+            model,
             layers,
             options,
             _session_spec(layers, options, topology),
