@@ -214,6 +214,7 @@ class ActiveAgent:
         state = self.state
         for index, layer in enumerate(state.layers):
             layer.begin_step(state.planned_guests(index) if state.mode is StepMode.PLAN else None)
+        state.departures.begin()
 
     def _drain(self) -> None:
         state = self.state

@@ -25,6 +25,7 @@ from taot_client.planner.step_record import ModeReason, StepMode, StepRecord
 from taot_client.run_report import RankTotals
 from taot_client.step_summary import MoveTotals, StepSummary, StepTally
 from taot_client.trace_recorder import TraceFile
+from taot_client.transfers.departures import Departures
 from taot_client.transfers.shipment import Mover, Shipment, TransferClock
 from taot_client.weight_changes import WeightChanges
 from taot_planning import LayerProblem, plan_from_guests
@@ -59,6 +60,7 @@ class AgentState:
         self.links = LinkMeter(spec.topology.level_RR[group.rank].tolist(), num_levels=len(spec.topology.levels))
         self.weight_mover: Mover
         self.gradient_mover: Mover
+        self.departures = Departures()
         self.layers: list[LayerAgent] = []
         self.micro_batch_index: int | None = None
         self.weight_epoch = -1
@@ -91,6 +93,7 @@ class AgentState:
         self._outcomes = PassOutcomes(len(self.spec.layers))
         self.timed_topology = record.gates.measured.topology(self.topology)
         self._reports.begin_step()
+        self.departures.clear()
 
     @property
     def record(self) -> StepRecord:
@@ -126,8 +129,10 @@ class AgentState:
         """
         self.check_none_in_flight()
         self.weight_epoch += 1
+        self.departures.clear()
         for index, layer in enumerate(self.layers):
             layer.renew_guests(self.planned_guests(index) if self.mode is StepMode.PLAN else None)
+        self.departures.depart_all()  # forward is under way
 
     @property
     def transfer_timeout_seconds(self) -> float:

@@ -58,14 +58,14 @@ class LayerAgent:
         self._room = GatherRoom(num_ranks=parallel.group.size, num_experts=parallel.home_E.size)
 
     def begin_step(self, guests_RK: IntArray | None) -> None:
-        """Forgets the guests of the past and sends for those of the new step, if it has a plan."""
+        """Forgets the guests of the past; those of the new step leave in their turn, if it has a plan."""
         self.pins.clear()
         self.supply.begin_step()
         self.renew_guests(guests_RK)
         self.meter.begin_step()
 
     def renew_guests(self, guests_RK: IntArray | None) -> None:
-        """Forgets guests made of weights that have changed and sends for the planned ones, if there is a plan."""
+        """Forgets guests made of weights that have changed; those of the plan, if there is one, leave in their turn."""
         self._gates.forget_prepared()
         self.supply.renew(guests_RK)
 
@@ -109,8 +109,9 @@ class LayerAgent:
         return layer_pass
 
     def dispatched(self) -> None:
-        """Sends the guests that were decided on in this pass."""
+        """Sends the guests that were decided on in this pass, and planned ones of later layers."""
         self.supply.send_held()
+        self._state.departures.dispatched(self.route.layer)
 
     def guests(self, layer_pass: LayerPass, x_guest: torch.Tensor) -> tuple[torch.Tensor, list[Weights]]:
         """Waits for the guests of a pass and hands out their weights."""

@@ -82,6 +82,12 @@ def test_later_layers_wait_for_the_weights_of_earlier_ones_that_stay() -> None:
     assert worth([9 * SECOND, 2 * SECOND], [0.0, 0.0]) == [False, True], "what is not sent delays nobody"
 
 
+def test_guests_of_a_layer_leave_when_one_has_been_reached_before_which_there_is_room() -> None:
+    # Those of the second leave when the first has been reached, and take 5 s; 3 s are saved.
+    assert worth([0, 5 * SECOND], [1.0, 3.5]) == [True, True], "2.5 s behind the first layer"
+    assert worth([0, 5 * SECOND], [2.0, 3.5]) == [True, False], "1.5 s"
+
+
 def test_layers_of_which_nothing_is_known_stay() -> None:
     guests_LRK = np.stack([GUESTS_RK] * 3)
     unknown = replace(problem(), topology=two_level_topology(num_ranks=4, ranks_per_node=2, slots=1, inter_cost=3))

@@ -12,12 +12,15 @@ from rank_threads import Rank, run_ranks
 from tiny_moe import DenseMoE, TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
 from taot_client import Agent, AgentOptions, StepSummary
+from taot_client.agent_state import AgentState
+from taot_client.step_summary import MoveTotals
 from taot_client.weight_changes import WeightChanges
 
 RANKS = 4
 CONFIG = TinyConfig(num_layers=2)
 CHANGED_RANK = 0
 """Home of the experts that the router likes: every other rank has guests of it."""
+LAST_STEP = 2
 FACTOR = 1.5
 
 
@@ -63,10 +66,10 @@ def gradients_after(
     """Gradients of the second micro-batch of the last step, before which one rank alone changes its weights."""
     model = TinyMoE(CONFIG, rank.group)
     agent = Agent(model, agent_options, groups=rank.agent_groups)
-    for step in range(3):  # a planner's plan is there before the second, and in the record of the third
+    for step in range(LAST_STEP + 1):  # a planner's plan is there before the second, and in the record of the third
         await_plan(agent, step)
         agent.begin_step()
-        if step < 2:
+        if step < LAST_STEP:
             forward(model, rank, 0).backward()
             agent.end_step()
             model.zero_grad()
@@ -131,7 +134,16 @@ def test_a_change_on_one_rank_alone_is_seen_by_the_guests_on_all_ranks(change, p
 
 @pytest.mark.slow
 @pytest.mark.parametrize("place", ["before the first forward", "after a backward"])
-def test_guests_of_a_plan_are_sent_anew(planner, place):
+def test_guests_of_a_plan_are_sent_anew(planner, place, monkeypatch):
+    journeys: list[MoveTotals] = []  # of each layer in the last step, as rank 0 notes them
+    real_note = AgentState.note_moves
+
+    def note_moves(state: AgentState, totals: MoveTotals) -> None:
+        if state.group.rank == 0 and state.step == LAST_STEP:
+            journeys.append(totals)
+        real_note(state, totals)
+
+    monkeypatch.setattr(AgentState, "note_moves", note_moves)
     group = f"changed-{place.replace(' ', '-')}"
     summaries = check_gradients(
         load_whole, place, options(planner_address=planner.address, plan_source=None, group=group)
@@ -139,7 +151,9 @@ def test_guests_of_a_plan_are_sent_anew(planner, place):
     assert summaries[0].mode.name == "PLAN"
     moved = summaries[0].guests_intra + summaries[0].guests_inter
     assert moved > 0
-    assert moved % 2 == 0, "every guest of the plan is sent at the begin of the step and once more"
+    num_left = 1 if place == "before the first forward" else len(journeys) // 2
+    assert journeys[num_left : 2 * num_left] == journeys[:num_left], "what had left is sent once more"
+    assert sum(each.intra + each.inter for each in journeys) == moved
     assert summaries[0].fallbacks["not_arrived"] >= 1  # the pass that heard of it stays home in its first layer
     assert all(summary == summaries[0] for summary in summaries)
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from taot_client.transfers.departures import LAYERS_UNDER_WAY
 from taot_planning import EMPTY_SLOT, LayerProblem, plan_from_guests, rank_loads
 from taot_planning.arrays import IntArray
 from taot_planning.guest_moves import GuestMoves, list_moves
@@ -73,10 +74,11 @@ def worthwhile_layers(
     reach_seconds_L: Sequence[float],
     passes_L: Sequence[int],
 ) -> list[bool]:
-    """Which layers' guests are expected to gain more than they cost, where all of them leave when the step begins.
+    """Which layers' guests are expected to gain more than they cost, where they leave as `Departures` lets them.
 
-    The weights of all layers leave one after the other, in forward order. What has not arrived when the layer is
-    reached counts as exposed. Left out: the gradients' way home, that guests which are late are not waited for, and
+    The weights of all layers leave one after the other, in forward order: the first when the step begins, the others
+    once the layer has been reached before which there is room. What has not arrived when the layer is reached counts as
+    exposed. Left out: the gradients' way home, that guests which are late are not waited for, and
     whatever else uses the links. Layers whose rates are unknown stay, and their transfers count as free.
 
     Args:
@@ -87,20 +89,27 @@ def worthwhile_layers(
     """
     sent_R = received_R = np.zeros(guests_LRK.shape[1], dtype=np.int64)
     worth_L = []
+    reached: list[int] = []  # the layers so far whose guests are worth it, in picoseconds
     for problem, guests_RK, reach_seconds, passes in zip(
         problems_L, guests_LRK, reach_seconds_L, passes_L, strict=True
     ):
         if problem is None or problem.rates is None or problem.topology.levels[0].bandwidth_bytes_per_second is None:
             worth_L.append(True)
             continue
-        later_sent_R, later_received_R = _send(problem, guests_RK, sent_R, received_R)
-        exposed = max(0, int(later_received_R.max()) - round(reach_seconds * _PICOSECONDS))
+        leave = reached[-LAYERS_UNDER_WAY] if len(reached) >= LAYERS_UNDER_WAY else 0
+        reach = round(reach_seconds * _PICOSECONDS)
+        later_sent_R, later_received_R = _send(
+            problem, guests_RK, np.maximum(sent_R, leave), np.maximum(received_R, leave)
+        )
+        exposed = max(0, int(later_received_R.max()) - reach)
         static_R = rank_loads(problem.counts_RE, problem.home_E)
         loads_R = plan_from_guests(problem, guests_RK).loads_R(problem)
         saved = int(static_R.max() - loads_R.max()) * problem.rates.token_picoseconds * TRAINING_PER_FORWARD * passes
         worth_L.append(saved > exposed)
         if worth_L[-1]:
             sent_R, received_R = later_sent_R, later_received_R
+            if (guests_RK != EMPTY_SLOT).any():
+                reached.append(reach)
     return worth_L
 
 

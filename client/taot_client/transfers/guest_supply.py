@@ -85,22 +85,26 @@ class GuestSupply:
             self._state.note_never_arrived(ranks, layer=self._route.name, num_steps=LATE_LIMIT_STEPS)
 
     def renew(self, guests_RK: IntArray | None) -> None:
-        """Forgets the guests of weights that have changed and sends for the given ones, if there is a plan."""
+        """Forgets the guests of weights that have changed; the given ones leave in their turn, if there is a plan."""
         self.send_held()  # an exception may have kept the tokens from being exchanged; what is posted can be waited for
         self.slots.clear(timeout_seconds=self._state.transfer_timeout_seconds)
         self.resident_RK = self._no_guests_RK
-        if guests_RK is not None:
-            self._send_planned(guests_RK)
-
-    def _send_planned(self, guests_RK: IntArray) -> None:
-        """Sends for all guests of a plan; what that takes is worked out when the plan changes."""
+        if guests_RK is None:
+            return
         plan = guests_RK.tobytes()
         if plan != self._plan:
             self._plan, self._planned_journey = plan, self._journey(align_guests(guests_RK, self._no_guests_RK))
+        totals = self._planned_journey.totals
+        if totals.intra or totals.inter:  # of all ranks, so that all of them queue alike
+            self._state.departures.add(self._route.layer, self._send_planned)
+
+    def _send_planned(self) -> None:
+        """Sends for all guests of the plan."""
         self._depart(self._planned_journey, after_tokens=False)
 
     def begin_pass(self) -> None:
-        """Notes that a forward begins."""
+        """Notes that a forward begins: guests of the plan leave at the latest now."""
+        self._state.departures.reach(self._route.layer)
 
     def bring(self, wanted_RK: IntArray, *, after_tokens: bool = False) -> None:
         """Makes the wanted guests resident, sending only those that are not there yet. On every rank alike.
