@@ -48,13 +48,11 @@ def measure_loads(counts_RE: IntArray, home_E: IntArray) -> MeasuredLoads:
     return MeasuredLoads(tokens_E, load_R, total)
 
 
-def loads_with_guests(counts_RE: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> IntArray:
-    """Tokens each rank computes when guests take over their quotas, see `LayerPlan`. Shape: [ranks]."""
-    return moved_loads(rank_loads(counts_RE, home_E), home_E, guests_RK, quota_SRK)
-
-
 def moved_loads(static_R: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> IntArray:
-    """Tokens each rank computes when guests take over their quotas from loads of `static_R`. Shape: [ranks]."""
+    """Tokens each rank computes when guests take over their quotas from loads of `static_R`, see `LayerPlan`.
+
+    Shape: [ranks].
+    """
     loads_R = static_R.copy()
     _move_quotas(loads_R, read_only(home_E), read_only(guests_RK), read_only(quota_SRK))
     return loads_R

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 
 import pytest
-import torch
+from noting_group import NotingGroup
 from plans_awaited import await_plan
 from rank_threads import Rank, run_ranks
 from tiny_moe import FixedRouter, TinyConfig, TinyMoE, batch, loss_of, tiny_options
@@ -58,20 +58,6 @@ def test_what_waited_is_forgotten_with_the_plan_and_leaves_together_where_nothin
         departures.add(layer, partial(left.append, layer))
     departures.depart_all()
     assert left == [0, 0, 1, 2]
-
-
-class NotingGroup:
-    """Passes everything on to a group, and notes its token exchanges."""
-
-    def __init__(self, group: torch.distributed.ProcessGroup, notes: list[str]) -> None:
-        self._group, self._notes = group, notes
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._group, name)
-
-    def alltoall_base(self, *arguments: object) -> torch.distributed.Work:
-        self._notes.append("tokens")
-        return self._group.alltoall_base(*arguments)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from noting_group import NotingGroup
 from rank_threads import Rank, run_ranks
 from tiny_moe import TinyConfig, TinyMoE, batch, loss_of, tiny_options
 
@@ -13,20 +14,6 @@ from taot_client import Agent, parallel_experts
 from taot_client.transfers.shipment import Shipment
 
 CONFIG = TinyConfig(num_layers=2, tokens_by_rank=(40, 40))
-
-
-class NotingGroup:
-    """Passes everything on to a group, and notes its token exchanges."""
-
-    def __init__(self, group: torch.distributed.ProcessGroup, notes: list[str]) -> None:
-        self._group, self._notes = group, notes
-
-    def __getattr__(self, name: str) -> object:
-        return getattr(self._group, name)
-
-    def alltoall_base(self, *arguments: object) -> torch.distributed.Work:
-        self._notes.append("tokens")
-        return self._group.alltoall_base(*arguments)
 
 
 @pytest.mark.parametrize("slot_residency", ["resident", "shared"])
