@@ -5,7 +5,7 @@ import { drawJobs } from "/pages/jobs.js";
 import { drawLayers, drawNoLayers } from "/pages/layers.js";
 import { drawMap } from "/pages/map.js";
 import { drawPlan } from "/pages/plan_panel.js";
-import { askAccess, askLayer, askSession, follow, Gone, logOut, planPath, setPaused } from "/pages/planner_api.js";
+import { askAccess, askLayer, askSession, follow, Gone, leaveForLogin, logOut, planPath, setPaused } from "/pages/planner_api.js";
 import { drawHead, drawPause } from "/pages/session_head.js";
 import { drawTimeLine } from "/pages/time_line.js";
 
@@ -186,7 +186,7 @@ async function showAccess() {
 
 async function leave() {
   await logOut();
-  location.assign("/login");
+  leaveForLogin();
 }
 
 let resizing = 0;

@@ -4,9 +4,18 @@ const PAUSE_BEFORE_RETRY_MS = 2000;
 
 export class Gone extends Error {}
 
+let isLeaving = false;
+
+// Once: each further answer without a login would abort the way there and begin it anew.
+export function leaveForLogin() {
+  if (isLeaving) return;
+  isLeaving = true;
+  location.assign("/login");
+}
+
 async function ask(path, options = {}) {
   const response = await fetch(path, { cache: "no-store", ...options });
-  if (response.status === 401) location.assign("/login");
+  if (response.status === 401) leaveForLogin();
   if (response.status === 404) throw new Gone(path);
   if (!response.ok) throw new Error(`${path} answered ${response.status}`);
   return response.status === 204 ? null : response.json();
