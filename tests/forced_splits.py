@@ -9,7 +9,7 @@ import numpy as np
 from taot_client.pass_split import PassSplit
 from taot_client.token_layout import lay_out_tokens
 from taot_planning import LayerPlan, Topology, rank_loads
-from taot_planning.arrays import IntArray
+from taot_planning.arrays import IntArray, read_only
 from taot_planning.load import moved_loads
 
 
@@ -22,12 +22,14 @@ def forced_split(quotas: Callable[[IntArray, IntArray], IntArray]) -> Callable[.
         del topology
         quota_SRK = quotas(counts_SE, guests_RK)
         plan = LayerPlan(guests_RK=np.where(quota_SRK.any(axis=0), guests_RK, -1), quota_SRK=quota_SRK)
-        placed = {"home_E": home_E, "guests_RK": plan.guests_RK, "quota_SRK": quota_SRK}
-        static_R = rank_loads(counts_SE, home_E)
+        static_R = read_only(rank_loads(counts_SE, home_E))
+        loads_R = moved_loads(static_R, read_only(home_E), plan.guests_RK, plan.tokens_RK)
         return PassSplit(
             plan=plan,
-            layout=lay_out_tokens(rank=rank, counts_SE=counts_SE, **placed),
-            loads_2R=np.stack([static_R, moved_loads(static_R, **placed)]),
+            layout=lay_out_tokens(
+                rank=rank, counts_SE=counts_SE, home_E=home_E, guests_RK=plan.guests_RK, quota_SRK=quota_SRK
+            ),
+            loads_2R=np.stack([static_R, loads_R]),
             has_guests=bool(quota_SRK.any()),
         )
 

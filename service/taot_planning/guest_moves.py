@@ -9,6 +9,7 @@ import numpy as np
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.kernel import brief_kernel, inner_kernel
 from taot_planning.layer_problem import LayerProblem
+from taot_planning.topology import Topology
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -27,6 +28,13 @@ class GuestMoves:
     cost_milli: int
     """Cost of all moves, in thousandths."""
 
+    num_intra: int
+    """Moves within a node."""
+
+
+NOBODY = read_only(np.empty((0, 0), dtype=np.int64))
+"""No resident guests."""
+
 
 def list_moves(problem: LayerProblem, guests_RK: IntArray) -> GuestMoves:
     """Lists the guests that are not resident, with the rank that each of them comes from.
@@ -34,21 +42,40 @@ def list_moves(problem: LayerProblem, guests_RK: IntArray) -> GuestMoves:
     With relays the ranks of an expert are joined one by one, the cheapest next (Prim): on a tree of levels that is the
     least there is. Without them every guest comes from its home.
     """
-    resident_RK = problem.resident_RK
-    if resident_RK is None:
-        resident_RK = np.empty((problem.num_ranks, 0), dtype=np.int64)
     topology = problem.topology
-    moves_G3, cost_milli = _list(
-        read_only(guests_RK), problem.home_E, topology.cost_milli_RR, read_only(resident_RK), topology.has_relay
+    resident_RK = NOBODY if problem.resident_RK is None else problem.resident_RK
+    return _list_moves(guests_RK, problem.home_E, topology, resident_RK)
+
+
+def guest_sources(guests_RK: IntArray, *, home_E: IntArray, topology: Topology) -> IntArray:
+    """The rank that each guest comes from where none are resident, -1 where a slot is empty. Shape: [ranks, slots]."""
+    moves = _list_moves(guests_RK, home_E, topology, NOBODY)
+    source_RK = np.full_like(guests_RK, -1)
+    for expert, source, rank in zip(moves.expert_G, moves.source_G, moves.rank_G, strict=True):
+        source_RK[rank, guests_RK[rank] == expert] = source
+    return source_RK
+
+
+def _list_moves(guests_RK: IntArray, home_E: IntArray, topology: Topology, resident_RK: IntArray) -> GuestMoves:
+    moves_G3, cost_milli, num_intra = _list(
+        read_only(guests_RK), home_E, topology.cost_milli_RR, topology.nodes_R, resident_RK, topology.has_relay
     )
-    return GuestMoves(expert_G=moves_G3[:, 0], source_G=moves_G3[:, 1], rank_G=moves_G3[:, 2], cost_milli=cost_milli)
+    expert_G, source_G, rank_G = moves_G3.T
+    return GuestMoves(
+        expert_G=expert_G, source_G=source_G, rank_G=rank_G, cost_milli=cost_milli, num_intra=num_intra
+    )
 
 
 @brief_kernel
-def _list(
-    guests_RK: IntArray, home_E: IntArray, cost_RR: IntArray, resident_RK: IntArray, has_relay: bool
-) -> tuple[IntArray, int]:
-    """Expert, source and rank of each move, and the cost of all. Shape: [moves, 3]."""
+def _list(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
+    guests_RK: IntArray,
+    home_E: IntArray,
+    cost_RR: IntArray,
+    nodes_R: IntArray,
+    resident_RK: IntArray,
+    has_relay: bool,
+) -> tuple[IntArray, int, int]:
+    """Expert, source and rank of each move, the cost of all, and how many are within a node. Shape: [moves, 3]."""
     num_ranks, num_slots = guests_RK.shape
     moves_G3 = np.empty((num_ranks * num_slots, 3), dtype=np.int64)
     count = 0
@@ -63,10 +90,12 @@ def _list(
                 count += 1
     if has_relay:
         _relay(moves_G3[:count], cost_RR, resident_RK)
-    total = 0
+    total = num_intra = 0
     for move in range(count):
-        total += cost_RR[moves_G3[move, 1], moves_G3[move, 2]]
-    return moves_G3[:count], total
+        source, rank = moves_G3[move, 1], moves_G3[move, 2]
+        total += cost_RR[source, rank]
+        num_intra += nodes_R[source] == nodes_R[rank]
+    return moves_G3[:count], total, num_intra
 
 
 @inner_kernel

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import NoReturn
 
 import numpy as np
@@ -13,7 +14,7 @@ from taot_planning.explanation import Explanation
 from taot_planning.guest_moves import list_moves
 from taot_planning.kernel import brief_kernel
 from taot_planning.layer_problem import LayerProblem
-from taot_planning.load import imbalance, moved_loads
+from taot_planning.load import add_up_quotas, imbalance, moved_loads
 from taot_planning.step_time import predict_seconds
 
 EMPTY_SLOT = -1
@@ -88,28 +89,33 @@ class LayerPlan:
         return plan
 
     @property
+    def has_guests(self) -> bool:
+        """Whether there is any guest."""
+        return int(self.guests_RK.max(initial=EMPTY_SLOT)) != EMPTY_SLOT
+
+    @cached_property
     def tokens_RK(self) -> IntArray:
-        """Tokens each guest takes over from its home, over all sources. Shape: [ranks, slots]."""
-        tokens_RK: IntArray = self.quota_SRK.sum(axis=0)
+        """Tokens each guest takes over from its home, over all sources; read-only. Shape: [ranks, slots]."""
+        tokens_RK = add_up_quotas(self.quota_SRK)
+        tokens_RK.setflags(write=False)
         return tokens_RK
 
     def loads_R(self, problem: LayerProblem) -> IntArray:
         """Tokens each rank computes under this plan, home and guests together. Shape: [ranks]."""
-        return moved_loads(problem.loads.load_R, problem.home_E, self.guests_RK, self.quota_SRK)
+        return moved_loads(problem.loads.load_R, problem.home_E, self.guests_RK, self.tokens_RK)
 
     def stats(self, problem: LayerProblem) -> PlanStats:
         """What the plan achieves on `problem`, the counts it was made for."""
-        topology = problem.topology
-        loads_R = self.loads_R(problem)
+        loads_R, speed_R = self.loads_R(problem), problem.topology.speed_milli_R
         moves = list_moves(problem, self.guests_RK)
-        has_rates = problem.rates is not None
-        intra = int((topology.nodes_R[moves.source_G] == topology.nodes_R[moves.rank_G]).sum())
+        has_rates, has_residents = problem.rates is not None, problem.resident_RK is not None
+        guests = int((self.guests_RK != EMPTY_SLOT).sum()) if has_residents else moves.rank_G.size
         return PlanStats(
-            imbalance_before=imbalance(problem.loads.load_R, topology.speed_milli_R),
-            imbalance_after=imbalance(loads_R, topology.speed_milli_R),
-            intra_guests=intra,
-            inter_guests=moves.rank_G.size - intra,
-            resident_guests=int((self.guests_RK != EMPTY_SLOT).sum()) - moves.rank_G.size,
+            imbalance_before=imbalance(problem.loads.load_R, speed_R),
+            imbalance_after=imbalance(loads_R, speed_R),
+            intra_guests=moves.num_intra,
+            inter_guests=moves.rank_G.size - moves.num_intra,
+            resident_guests=guests - moves.rank_G.size,
             weighted_cost=moves.cost_milli / 1000,
             predicted_seconds=predict_seconds(problem, moves, loads_R, self.tokens_RK.sum(axis=1))
             if has_rates
@@ -137,6 +143,14 @@ def _are_possible(guests_RK: IntArray, home_E: IntArray, slots_R: IntArray) -> b
                 if guests_RK[rank, before] == expert:
                     return False
     return True
+
+
+@brief_kernel
+def _is_possible(
+    guests_RK: IntArray, quota_SRK: IntArray, home_E: IntArray, slots_R: IntArray, counts_RE: IntArray
+) -> bool:
+    """Whether `check_plan` has nothing to say about guests and quotas that fit each other."""
+    return _are_possible(guests_RK, home_E, slots_R) and _are_within_counts(guests_RK, quota_SRK, counts_RE)
 
 
 @brief_kernel
@@ -194,12 +208,16 @@ def check_plan(plan: LayerPlan, problem: LayerProblem) -> None:
     Raises:
         ValueError: naming what is broken and where.
     """
-    check_guests(plan.guests_RK, home_E=problem.home_E, slots_R=problem.topology.slots_R)
-    num_ranks, num_slots = plan.guests_RK.shape
-    if plan.quota_SRK.shape != (num_ranks, num_ranks, num_slots):
+    home_E, slots_R = problem.home_E, problem.topology.slots_R
+    num_ranks, num_slots = problem.num_ranks, problem.topology.max_slots
+    has_shapes = plan.guests_RK.shape == (num_ranks, num_slots)
+    has_shapes = has_shapes and plan.quota_SRK.shape == (num_ranks, num_ranks, num_slots)
+    if has_shapes and _is_possible(plan.guests_RK, plan.quota_SRK, home_E, slots_R, problem.counts_RE):
+        return
+    check_guests(plan.guests_RK, home_E=home_E, slots_R=slots_R)
+    if not has_shapes:
         raise ValueError(f"quotas must be [{num_ranks}, {num_ranks}, {num_slots}], got {list(plan.quota_SRK.shape)}")
-    if not _are_within_counts(read_only(plan.guests_RK), read_only(plan.quota_SRK), read_only(problem.counts_RE)):
-        _refuse_quotas(plan, problem)
+    _refuse_quotas(plan, problem)
 
 
 def _refuse_quotas(plan: LayerPlan, problem: LayerProblem) -> NoReturn:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -43,15 +42,6 @@ def _are_within(values_NE: IntArray, most: int) -> bool:
             if not 0 <= values_NE[row, column] <= most:
                 return False
     return True
-
-
-@brief_kernel
-def _is_in_range(counts_RE: IntArray, home_E: IntArray) -> bool:
-    """Whether all homes and counts are in range; one pass, since ranks ask it in the middle of a training step."""
-    for expert in range(home_E.size):
-        if not 0 <= home_E[expert] < counts_RE.shape[0]:
-            return False
-    return _are_within(counts_RE, MAX_COUNT)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,6 +89,9 @@ class LayerProblem:
     rates: LayerRates | None = None
     """What computing and moving take; None: unknown, and no step time is predicted."""
 
+    loads: MeasuredLoads = field(init=False)
+    """What the counts add up to."""
+
     def __post_init__(self) -> None:
         counts_RE = frozen_ints(self.counts_RE, name="counts", num_axes=2)
         home_E = frozen_ints(self.home_E, name="homes", num_axes=1)
@@ -111,8 +104,11 @@ class LayerProblem:
             )
         if home_E.size == 0:
             raise ValueError("a layer needs at least one expert")
-        if not _is_in_range(counts_RE, home_E):
+        loads = measure_loads(counts_RE, home_E)
+        if not loads.is_valid:
             self._refuse(counts_RE, home_E)
+        loads.load_R.setflags(write=False)
+        object.__setattr__(self, "loads", loads)
         self._freeze_optional()
 
     @staticmethod
@@ -153,11 +149,6 @@ class LayerProblem:
     def num_ranks(self) -> int:
         """Ranks in the group."""
         return self.topology.num_ranks
-
-    @cached_property
-    def loads(self) -> MeasuredLoads:
-        """What the counts add up to: asked for many times, worked out once."""
-        return measure_loads(self.counts_RE, self.home_E)
 
     @property
     def num_experts(self) -> int:

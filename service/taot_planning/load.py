@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from taot_planning.arrays import IntArray, read_only
+from taot_planning.arrays import MAX_COUNT, IntArray, read_only
 from taot_planning.kernel import brief_kernel
 
 
@@ -22,6 +22,9 @@ class MeasuredLoads(NamedTuple):
     total: int
     """All tokens."""
 
+    is_valid: bool
+    """Whether all homes and counts are in range; where they are not, the rest means nothing."""
+
 
 def rank_loads(counts_RE: IntArray, home_E: IntArray) -> IntArray:
     """Tokens each rank computes when every expert stays home. Shape: [ranks]."""
@@ -30,7 +33,7 @@ def rank_loads(counts_RE: IntArray, home_E: IntArray) -> IntArray:
 
 @brief_kernel
 def measure_loads(counts_RE: IntArray, home_E: IntArray) -> MeasuredLoads:
-    """Adds the counts up in one pass.
+    """Checks the counts and adds them up in one pass, since ranks do it in the middle of a training step.
 
     Args:
         counts_RE: tokens from each source rank to each expert. Shape: [ranks, experts].
@@ -38,35 +41,52 @@ def measure_loads(counts_RE: IntArray, home_E: IntArray) -> MeasuredLoads:
     """
     tokens_E = np.zeros(home_E.size, dtype=np.int64)
     load_R = np.zeros(counts_RE.shape[0], dtype=np.int64)
+    is_valid, total = True, 0
     for source in range(counts_RE.shape[0]):
         for expert in range(home_E.size):
+            is_valid = is_valid and 0 <= counts_RE[source, expert] <= MAX_COUNT
             tokens_E[expert] += counts_RE[source, expert]
-    total = 0
     for expert in range(home_E.size):
-        load_R[home_E[expert]] += tokens_E[expert]
+        if 0 <= home_E[expert] < load_R.size:
+            load_R[home_E[expert]] += tokens_E[expert]
+        else:
+            is_valid = False
         total += tokens_E[expert]
-    return MeasuredLoads(tokens_E, load_R, total)
-
-
-def moved_loads(static_R: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> IntArray:
-    """Tokens each rank computes when guests take over their quotas from loads of `static_R`, see `LayerPlan`.
-
-    Shape: [ranks].
-    """
-    loads_R = static_R.copy()
-    _move_quotas(loads_R, read_only(home_E), read_only(guests_RK), read_only(quota_SRK))
-    return loads_R
+    return MeasuredLoads(tokens_E, load_R, total, is_valid)
 
 
 @brief_kernel
-def _move_quotas(loads_R: IntArray, home_E: IntArray, guests_RK: IntArray, quota_SRK: IntArray) -> None:
+def add_up_quotas(quota_SRK: IntArray) -> IntArray:
+    """Tokens each guest takes over, over all sources. Shape: [ranks, slots]."""
+    num_sources, num_ranks, num_slots = quota_SRK.shape
+    tokens_RK = np.zeros((num_ranks, num_slots), dtype=np.int64)
+    for source in range(num_sources):
+        for rank in range(num_ranks):
+            for slot in range(num_slots):
+                tokens_RK[rank, slot] += quota_SRK[source, rank, slot]
+    return tokens_RK
+
+
+@brief_kernel
+def moved_loads(static_R: IntArray, home_E: IntArray, guests_RK: IntArray, tokens_RK: IntArray) -> IntArray:
+    """Tokens each rank computes when guests take over theirs from their homes; all arrays are read-only.
+
+    Args:
+        static_R: tokens of each rank without guests. Shape: [ranks].
+        home_E: home rank of each expert. Shape: [experts].
+        guests_RK: expert in each guest slot, -1 where empty. Shape: [ranks, slots].
+        tokens_RK: tokens of each guest. Shape: [ranks, slots].
+
+    Returns:
+        Tokens of each rank. Shape: [ranks].
+    """
+    loads_R = static_R.copy()
     for rank in range(guests_RK.shape[0]):
         for slot in range(guests_RK.shape[1]):
-            expert = guests_RK[rank, slot]
-            if expert >= 0:
-                for source in range(quota_SRK.shape[0]):
-                    loads_R[rank] += quota_SRK[source, rank, slot]
-                    loads_R[home_E[expert]] -= quota_SRK[source, rank, slot]
+            if guests_RK[rank, slot] >= 0:
+                loads_R[rank] += tokens_RK[rank, slot]
+                loads_R[home_E[guests_RK[rank, slot]]] -= tokens_RK[rank, slot]
+    return loads_R
 
 
 def imbalance(loads_R: IntArray, speed_milli_R: IntArray | None = None) -> float:

@@ -48,7 +48,7 @@ def predict_seconds(
 def predict_static_seconds(problem: LayerProblem) -> float | None:
     """The same without guests."""
     nobody_G, none_R = np.empty(0, dtype=np.int64), np.zeros(problem.num_ranks, dtype=np.int64)
-    moves = GuestMoves(expert_G=nobody_G, source_G=nobody_G, rank_G=nobody_G, cost_milli=0)
+    moves = GuestMoves(expert_G=nobody_G, source_G=nobody_G, rank_G=nobody_G, cost_milli=0, num_intra=0)
     return predict_seconds(problem, moves, problem.loads.load_R, none_R)
 
 

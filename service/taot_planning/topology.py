@@ -140,12 +140,12 @@ class Topology:
                 f" got domains {sorted(set(domains_RV[:, -1].tolist()))}: add a level that joins them"
             )
 
-    @property
+    @cached_property
     def num_ranks(self) -> int:
         """Ranks in the group."""
         return int(self.domains_RV.shape[0])
 
-    @property
+    @cached_property
     def max_slots(self) -> int:
         """The largest number of guest slots of any rank, the K axis of plans."""
         return int(self.slots_R.max())

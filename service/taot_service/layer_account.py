@@ -1,4 +1,4 @@
-"""What people may ask about one planned layer: its loads, where guests come from, what else was looked at.
+"""What people may ask about one planned layer: its loads, the tokens of guests, what else was looked at.
 
 Kept per session for the newest plan only, without the counts and quotas that it is worked out from: those are large.
 """
@@ -9,9 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taot_planning import EMPTY_SLOT, LayerPlan, LayerProblem, PlanStats
-from taot_planning.arrays import IntArray, read_only
-from taot_planning.guest_moves import list_moves
+from taot_planning import LayerPlan, LayerProblem, PlanStats
+from taot_planning.arrays import IntArray
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,14 +37,8 @@ class LayerAccount:
     home_loads_R: IntArray
     """Tokens each rank would compute without guests. Shape: [ranks]."""
 
-    loads_R: IntArray
-    """Tokens each rank computes with the plan, on the counts it was made from. Shape: [ranks]."""
-
     tokens_RK: IntArray
-    """Tokens each guest takes over. Shape: [ranks, slots]."""
-
-    source_RK: IntArray
-    """Rank that each guest comes from: its home, or a relay; -1 where the slot is empty. Shape: [ranks, slots]."""
+    """Tokens each guest takes over, on the counts the plan was made from. Shape: [ranks, slots]."""
 
     considered: tuple[ConsideredPlan, ...] = ()
     """What was looked at, in order."""
@@ -60,21 +53,10 @@ def account_for(plan: LayerPlan, problem: LayerProblem, stats: PlanStats) -> Lay
         stats: the figures of `plan` on `problem`.
     """
     return LayerAccount(
-        home_loads_R=read_only(problem.loads.load_R),
-        loads_R=read_only(plan.loads_R(problem)),
-        tokens_RK=read_only(plan.tokens_RK),
-        source_RK=read_only(_sources(plan.guests_RK, problem)),
+        home_loads_R=problem.loads.load_R,
+        tokens_RK=plan.tokens_RK,
         considered=tuple(_considered(plan, problem, stats)),
     )
-
-
-def _sources(guests_RK: IntArray, problem: LayerProblem) -> IntArray:
-    source_RK: IntArray = np.where(guests_RK == EMPTY_SLOT, -1, problem.home_E[guests_RK])
-    if problem.topology.has_relay:
-        moves = list_moves(problem, guests_RK)
-        for expert, source, rank in zip(moves.expert_G, moves.source_G, moves.rank_G, strict=True):
-            source_RK[rank, guests_RK[rank] == expert] = source
-    return source_RK
 
 
 def _considered(plan: LayerPlan, problem: LayerProblem, stats: PlanStats) -> list[ConsideredPlan]:

@@ -9,6 +9,8 @@ import numpy as np
 
 from taot_api.published_plan import PublishedPlan, PublishedStats
 from taot_planning import EMPTY_SLOT, Gate
+from taot_planning.guest_moves import guest_sources
+from taot_planning.load import moved_loads
 from taot_service.layer_account import ConsideredPlan, LayerAccount
 from taot_service.session import Session
 from taot_service.session_view import LayerView, PlanView, view_layer, view_plan
@@ -84,7 +86,7 @@ def view_layer_detail(session: Session, index: int, *, wall_seconds: float) -> L
     return LayerDetail(
         layer=layer,
         plan=view_plan(plan, wall_seconds=wall_seconds),
-        loads=_view_loads(account),
+        loads=_view_loads(session, index, plan, account) if plan is not None and account is not None else None,
         realised=realised_LR[index].tolist() if realised_LR is not None else None,
         guests=_view_guests(session, index, plan, account) if plan is not None and account is not None else [],
         gates=[GateView(name=gate, text=GATE_TEXTS[Gate(gate)]) for gate in layer.gates],
@@ -117,17 +119,17 @@ def plan_document(session: Session, plan: PublishedPlan) -> dict[str, Any]:
     }
 
 
-def _view_loads(account: LayerAccount | None) -> LoadsView | None:
-    if account is None:
-        return None
-    return LoadsView(static=account.home_loads_R.tolist(), planned=account.loads_R.tolist())
+def _view_loads(session: Session, index: int, plan: PublishedPlan, account: LayerAccount) -> LoadsView:
+    home_E, guests_RK = session.spec.layers[index].home_E, plan.guests_L[index]
+    planned_R = moved_loads(account.home_loads_R, home_E, guests_RK, account.tokens_RK)
+    return LoadsView(static=account.home_loads_R.tolist(), planned=planned_R.tolist())
 
 
 def _view_guests(session: Session, index: int, plan: PublishedPlan, account: LayerAccount) -> list[GuestView]:
     topology, home_E, guests_RK = session.spec.topology, session.spec.layers[index].home_E, plan.guests_L[index]
-    rows = []
+    source_RK, rows = guest_sources(guests_RK, home_E=home_E, topology=topology), []
     for rank, slot in np.argwhere(guests_RK != EMPTY_SLOT).tolist():
-        expert, source = int(guests_RK[rank, slot]), int(account.source_RK[rank, slot])
+        expert, source = int(guests_RK[rank, slot]), int(source_RK[rank, slot])
         level = int(topology.level_RR[source, rank])
         rows.append(
             GuestView(

@@ -18,7 +18,7 @@ TRAINING_PER_FORWARD = 3
 _PICOSECONDS = 10**12
 
 _NONE = np.zeros(0, dtype=np.int64)
-_NO_MOVES = GuestMoves(expert_G=_NONE, source_G=_NONE, rank_G=_NONE, cost_milli=0)
+_NO_MOVES = GuestMoves(expert_G=_NONE, source_G=_NONE, rank_G=_NONE, cost_milli=0, num_intra=0)
 
 
 def measured_gain_us(*, saved_tokens: int, token_picoseconds: int, exposed_us: int) -> int:

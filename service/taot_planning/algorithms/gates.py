@@ -21,7 +21,7 @@ def pass_gates(plan: LayerPlan, problem: LayerProblem, options: PlanningOptions)
     has_questions = plan.explanation.gates or problem.rates is not None or options.objective != "tolerance"
     if not has_questions and options.min_tokens_per_guest <= 1:
         return plan
-    if not (plan.guests_RK != EMPTY_SLOT).any():
+    if not plan.has_guests:
         return plan
     if options.min_tokens_per_guest > 1:
         plan = _without_small_guests(plan, problem, options.min_tokens_per_guest)

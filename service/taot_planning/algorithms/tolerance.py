@@ -16,7 +16,7 @@ from taot_planning.arrays import IntArray, read_only
 from taot_planning.assignment import assign_tokens
 from taot_planning.capacity import capacities_at, excess_at, is_within, pace_for, strain
 from taot_planning.explanation import Considered, Explanation, Gate
-from taot_planning.guest_moves import list_moves
+from taot_planning.guest_moves import NOBODY, list_moves
 from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, plan_from_guests
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.options import Effort, PlanningOptions
@@ -48,10 +48,6 @@ BUDGETS: Mapping[Effort, _Budget] = MappingProxyType(
         "balanced": _Budget(rounds=250, most_rounds=1600, rescue_rounds=500, has_trades=True),
     }
 )
-
-_NOBODY = read_only(np.empty((0, 0), dtype=np.int64))
-"""No resident guests."""
-
 
 def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
     """Places guests for `options.tolerance_ppm` and splits the tokens exactly.
@@ -97,7 +93,7 @@ def _plan_for_recent(
     considered = [Considered(name="guests for the micro-batch to come", plan=plan)]
     if not is_within(plan.loads_R(problem), target, problem.topology):
         return _explain(plan, Gate.OUT_OF_REACH, considered=considered)
-    if (guests_RK == EMPTY_SLOT).all():
+    if not plan.has_guests:
         return _explain(plan, Gate.WITHIN_TOLERANCE)
     return _explain(plan, considered=considered)
 
@@ -126,7 +122,7 @@ def _search(problem: LayerProblem, pace: int, budget: _Budget) -> tuple[IntArray
         excess_at(pace, problem.loads.load_R, topology),
         topology.cost_milli_RR,
         topology.slots_R,
-        _NOBODY if problem.resident_RK is None else problem.resident_RK,
+        NOBODY if problem.resident_RK is None else problem.resident_RK,
         topology.has_relay,
         min(budget.rounds * max(problem.num_ranks, 32) // 32, budget.most_rounds),
         budget.rescue_rounds,
