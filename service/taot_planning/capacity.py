@@ -35,7 +35,8 @@ def excess_at(pace: int, loads_R: IntArray, topology: Topology) -> IntArray:
 def is_within(loads_R: IntArray, pace: int, topology: Topology) -> bool:
     """Whether ranks with these loads have ended at a pace, all within their token caps."""
     if topology.speed_milli_R is None and topology.token_cap_R is None:
-        return max(loads_R.tolist()) <= pace  # of a few numbers that is quicker
+        fullest: int = max(loads_R.tolist())  # of a few numbers that is quicker
+        return fullest <= pace
     return int(excess_at(pace, loads_R, topology).max()) <= 0
 
 

@@ -16,14 +16,8 @@ from taot_planning.topology import Topology
 class GuestMoves:
     """The moves of a placement, in an order in which each source has the expert before it passes it on."""
 
-    expert_G: IntArray
-    """Expert. Shape: [moves]."""
-
-    source_G: IntArray
-    """Rank that sends it: the home, or with relays the cheapest rank that has it. Shape: [moves]."""
-
-    rank_G: IntArray
-    """Rank that receives it. Shape: [moves]."""
+    moves_G3: IntArray
+    """Expert, source and rank of each. Shape: [moves, 3]."""
 
     cost_milli: int
     """Cost of all moves, in thousandths."""
@@ -31,6 +25,28 @@ class GuestMoves:
     num_intra: int
     """Moves within a node."""
 
+    @property
+    def number(self) -> int:
+        """Moves."""
+        return len(self.moves_G3)
+
+    @property
+    def expert_G(self) -> IntArray:
+        """Expert. Shape: [moves]."""
+        return self.moves_G3[:, 0]
+
+    @property
+    def source_G(self) -> IntArray:
+        """Rank that sends it: the home, or with relays the cheapest rank that has it. Shape: [moves]."""
+        return self.moves_G3[:, 1]
+
+    @property
+    def rank_G(self) -> IntArray:
+        """Rank that receives it. Shape: [moves]."""
+        return self.moves_G3[:, 2]
+
+
+NO_MOVES = GuestMoves(moves_G3=np.empty((0, 3), dtype=np.int64), cost_milli=0, num_intra=0)
 
 NOBODY = read_only(np.empty((0, 0), dtype=np.int64))
 """No resident guests."""
@@ -51,7 +67,7 @@ def guest_sources(guests_RK: IntArray, *, home_E: IntArray, topology: Topology) 
     """The rank that each guest comes from where none are resident, -1 where a slot is empty. Shape: [ranks, slots]."""
     moves = _list_moves(guests_RK, home_E, topology, NOBODY)
     source_RK = np.full_like(guests_RK, -1)
-    for expert, source, rank in zip(moves.expert_G, moves.source_G, moves.rank_G, strict=True):
+    for expert, source, rank in moves.moves_G3.tolist():
         source_RK[rank, guests_RK[rank] == expert] = source
     return source_RK
 
@@ -60,10 +76,7 @@ def _list_moves(guests_RK: IntArray, home_E: IntArray, topology: Topology, resid
     moves_G3, cost_milli, num_intra = _list(
         read_only(guests_RK), home_E, topology.cost_milli_RR, topology.nodes_R, resident_RK, topology.has_relay
     )
-    expert_G, source_G, rank_G = moves_G3.T
-    return GuestMoves(
-        expert_G=expert_G, source_G=source_G, rank_G=rank_G, cost_milli=cost_milli, num_intra=num_intra
-    )
+    return GuestMoves(moves_G3=moves_G3, cost_milli=cost_milli, num_intra=num_intra)
 
 
 @brief_kernel

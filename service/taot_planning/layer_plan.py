@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, field
 from typing import NoReturn
 
 import numpy as np
@@ -64,6 +63,9 @@ class LayerPlan:
     explanation: Explanation = _NOTHING_TO_TELL
     """How it came about."""
 
+    _tokens_RK: IntArray | None = field(init=False, default=None)
+    """`tokens_RK`, once somebody has asked."""
+
     def __post_init__(self) -> None:
         object.__setattr__(self, "guests_RK", frozen_ints(self.guests_RK, name="guests", num_axes=2))
         object.__setattr__(self, "quota_SRK", frozen_ints(self.quota_SRK, name="quotas", num_axes=3))
@@ -73,31 +75,29 @@ class LayerPlan:
         """Makes a plan of int64 arrays that nobody else holds: they are frozen, not copied."""
         guests_RK.setflags(write=False)
         quota_SRK.setflags(write=False)
-        return cls._make(guests_RK, quota_SRK, _NOTHING_TO_TELL)
+        plan = object.__new__(cls)
+        plan.__dict__.update(guests_RK=guests_RK, quota_SRK=quota_SRK)
+        return plan
 
     def explained(self, explanation: Explanation) -> LayerPlan:
         """The same plan with another explanation."""
-        return self._make(self.guests_RK, self.quota_SRK, explanation)
-
-    @classmethod
-    def _make(cls, guests_RK: IntArray, quota_SRK: IntArray, explanation: Explanation) -> LayerPlan:
-        """Of frozen arrays."""
-        plan = object.__new__(cls)
-        object.__setattr__(plan, "guests_RK", guests_RK)
-        object.__setattr__(plan, "quota_SRK", quota_SRK)
-        object.__setattr__(plan, "explanation", explanation)
+        plan = object.__new__(type(self))
+        plan.__dict__.update(self.__dict__, explanation=explanation)
         return plan
 
     @property
     def has_guests(self) -> bool:
         """Whether there is any guest."""
-        return int(self.guests_RK.max(initial=EMPTY_SLOT)) != EMPTY_SLOT
+        return bool((self.guests_RK != EMPTY_SLOT).any())
 
-    @cached_property
+    @property
     def tokens_RK(self) -> IntArray:
         """Tokens each guest takes over from its home, over all sources; read-only. Shape: [ranks, slots]."""
-        tokens_RK = add_up_quotas(self.quota_SRK)
-        tokens_RK.setflags(write=False)
+        tokens_RK = self._tokens_RK
+        if tokens_RK is None:
+            tokens_RK = add_up_quotas(self.quota_SRK)
+            tokens_RK.setflags(write=False)
+            object.__setattr__(self, "_tokens_RK", tokens_RK)
         return tokens_RK
 
     def loads_R(self, problem: LayerProblem) -> IntArray:
@@ -109,13 +109,13 @@ class LayerPlan:
         loads_R, speed_R = self.loads_R(problem), problem.topology.speed_milli_R
         moves = list_moves(problem, self.guests_RK)
         has_rates, has_residents = problem.rates is not None, problem.resident_RK is not None
-        guests = int((self.guests_RK != EMPTY_SLOT).sum()) if has_residents else moves.rank_G.size
+        guests = int((self.guests_RK != EMPTY_SLOT).sum()) if has_residents else moves.number
         return PlanStats(
             imbalance_before=imbalance(problem.loads.load_R, speed_R),
             imbalance_after=imbalance(loads_R, speed_R),
             intra_guests=moves.num_intra,
-            inter_guests=moves.rank_G.size - moves.num_intra,
-            resident_guests=guests - moves.rank_G.size,
+            inter_guests=moves.number - moves.num_intra,
+            resident_guests=guests - moves.number,
             weighted_cost=moves.cost_milli / 1000,
             predicted_seconds=predict_seconds(problem, moves, loads_R, self.tokens_RK.sum(axis=1))
             if has_rates

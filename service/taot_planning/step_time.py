@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from taot_planning.arrays import IntArray
-from taot_planning.guest_moves import GuestMoves
+from taot_planning.guest_moves import NO_MOVES, GuestMoves
 from taot_planning.layer_problem import LayerProblem, LayerRates
 from taot_planning.topology import NORMAL_SPEED_MILLI, Topology
 
@@ -47,9 +47,7 @@ def predict_seconds(
 
 def predict_static_seconds(problem: LayerProblem) -> float | None:
     """The same without guests."""
-    nobody_G, none_R = np.empty(0, dtype=np.int64), np.zeros(problem.num_ranks, dtype=np.int64)
-    moves = GuestMoves(expert_G=nobody_G, source_G=nobody_G, rank_G=nobody_G, cost_milli=0, num_intra=0)
-    return predict_seconds(problem, moves, problem.loads.load_R, none_R)
+    return predict_seconds(problem, NO_MOVES, problem.loads.load_R, np.zeros(problem.num_ranks, dtype=np.int64))
 
 
 def _arrivals(topology: Topology, rates: LayerRates, moves: GuestMoves) -> list[int]:
@@ -57,8 +55,7 @@ def _arrivals(topology: Topology, rates: LayerRates, moves: GuestMoves) -> list[
     sent = [0] * topology.num_ranks
     received = [0] * topology.num_ranks
     arrival: dict[tuple[int, int], int] = {}
-    columns = (moves.expert_G.tolist(), moves.source_G.tolist(), moves.rank_G.tolist())
-    for expert, source, rank in zip(*columns, strict=True):
+    for expert, source, rank in moves.moves_G3.tolist():
         bandwidth = topology.levels[int(topology.level_RR[source, rank])].bandwidth_bytes_per_second
         assert bandwidth is not None
         duration = rates.expert_size_bytes * _PICOSECONDS // bandwidth

@@ -22,7 +22,8 @@ class Progress:
         self._failure: Exception | None = None
         self._num_begun = 0
         self._num_open = 0
-        self._changed = threading.Condition()
+        self._lock = threading.Lock()
+        self._is_idle = threading.Condition(self._lock)
 
     @property
     def layers_left(self) -> int:
@@ -38,7 +39,7 @@ class Progress:
 
     def begin_layer(self) -> int | None:
         """The next layer for the thread that asks, which then tells what came of it; None: there is none left."""
-        with self._changed:
+        with self._lock:
             if not self.layers_left:
                 return None
             self._num_begun += 1
@@ -47,14 +48,14 @@ class Progress:
 
     def note(self, layer: int, solution: LayerSolution, *, seconds: float) -> None:
         """A layer that was begun is solved; 0 seconds where its solution was there before."""
-        with self._changed:
+        with self._lock:
             self.layer_seconds = self.layer_seconds.with_layer(solution.effort, seconds)
             self._solution_L[layer] = solution
             self._end_layer()
 
     def fail(self, error: Exception) -> None:
         """A layer that was begun cannot be solved; no other is begun any more."""
-        with self._changed:
+        with self._lock:
             self._failure = self._failure or error
             self._end_layer()
 
@@ -64,11 +65,12 @@ class Progress:
         Raises:
             Exception: what the first of the layers has failed with.
         """
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_open == 0)
+        with self._lock:
+            self._is_idle.wait_for(lambda: self._num_open == 0)
         if self._failure is not None:
             raise self._failure
 
     def _end_layer(self) -> None:
         self._num_open -= 1
-        self._changed.notify_all()
+        if self._num_open == 0:
+            self._is_idle.notify_all()

@@ -9,16 +9,13 @@ import numpy as np
 from taot_client.transfers.departures import LAYERS_UNDER_WAY
 from taot_planning import EMPTY_SLOT, LayerProblem, plan_from_guests, rank_loads
 from taot_planning.arrays import IntArray
-from taot_planning.guest_moves import GuestMoves, list_moves
+from taot_planning.guest_moves import NO_MOVES, list_moves
 from taot_planning.step_time import predict_seconds
 
 TRAINING_PER_FORWARD = 3
 """Time of forward and backward in forwards: gradients of tokens and of weights take about one each."""
 
 _PICOSECONDS = 10**12
-
-_NONE = np.zeros(0, dtype=np.int64)
-_NO_MOVES = GuestMoves(expert_G=_NONE, source_G=_NONE, rank_G=_NONE, cost_milli=0, num_intra=0)
 
 
 def measured_gain_us(*, saved_tokens: int, token_picoseconds: int, exposed_us: int) -> int:
@@ -55,7 +52,7 @@ def without_vain_guests(problem: LayerProblem, guests_RK: IntArray, *, num_journ
     if problem.rates is None or not (guests_RK != EMPTY_SLOT).any():
         return guests_RK
     nothing_RK = np.full_like(guests_RK, EMPTY_SLOT)
-    plan, moves, no_moves = plan_from_guests(problem, guests_RK), list_moves(problem, guests_RK), _NO_MOVES
+    plan, moves, no_moves = plan_from_guests(problem, guests_RK), list_moves(problem, guests_RK), NO_MOVES
     loads_R, guest_tokens_R = plan.loads_R(problem), plan.tokens_RK.sum(axis=1)
     static_R = rank_loads(problem.counts_RE, problem.home_E)
     seconds = predict_seconds(problem, moves, loads_R, guest_tokens_R)

@@ -49,6 +49,7 @@ BUDGETS: Mapping[Effort, _Budget] = MappingProxyType(
     }
 )
 
+
 def plan_for_tolerance(problem: LayerProblem, options: PlanningOptions) -> LayerPlan:
     """Places guests for `options.tolerance_ppm` and splits the tokens exactly.
 
