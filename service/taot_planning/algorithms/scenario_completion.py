@@ -31,24 +31,24 @@ def _begin(state: ScenarioState) -> None:
 def _measure_movable(scenario: int, state: ScenarioState) -> None:
     """Notes how many tokens of each expert could leave ranks above their caps, and what more it is than before.
 
-    What can be reached from those ranks is full: a copy elsewhere is a way out for all tokens there.
+    What can be reached from those ranks is full: a copy elsewhere is a way out for all tokens there. Where a guest's
+    tokens are reached, so is the rank of its home.
     """
     num_places = state.rank_C.size - state.home_H.size
-    num_slots = num_places // state.free_R.size
-    state.found_E[:] = 0.0
     for rank in range(state.free_R.size):
-        if state.excess_J[scenario] == 0.0 or not state.reached_JR[scenario, rank]:
-            continue
-        for place in range(rank * num_slots, (rank + 1) * num_slots):
-            if state.expert_C[place] >= 0:
-                state.found_E[state.expert_C[place]] += state.tokens_JC[scenario, place]
+        is_reached = state.reached_JR[scenario, rank]
         for index in range(state.first_R[rank], state.first_R[rank + 1]):
-            home = state.home_H[index]
-            state.found_E[home - num_places] += state.tokens_JC[scenario, home]
-    for expert in range(state.found_E.size):
-        movable = min(state.found_E[expert], state.excess_J[scenario])
-        state.rise_E[expert] += max(movable - state.movable_JE[scenario, expert], 0.0)
-        state.movable_JE[scenario, expert] = movable
+            expert = state.home_H[index] - num_places
+            movable = 0.0
+            if is_reached:
+                copy = state.home_H[index]
+                while copy >= 0:
+                    if state.reached_JR[scenario, state.rank_C[copy]]:
+                        movable += state.tokens_JC[scenario, copy]
+                    copy = state.next_C[copy]
+                movable = min(movable, state.excess_J[scenario])
+                state.rise_E[expert] += max(movable - state.movable_JE[scenario, expert], 0.0)
+            state.movable_JE[scenario, expert] = movable
 
 
 @inner_kernel
@@ -63,9 +63,8 @@ def _measure_rooms(state: ScenarioState) -> None:
         if state.is_stale_J[scenario]:
             state.is_stale_J[scenario] = False
             _measure_movable(scenario, state)
-        for rank in range(state.free_R.size):
-            room = max(state.cap_R[rank] - state.load_JR[scenario, rank], 0.0)
-            state.room_JR[scenario, rank] = room if state.free_R[rank] > 0 else 0.0
+            for rank in range(state.free_R.size):
+                state.room_JR[scenario, rank] = max(state.cap_R[rank] - state.load_JR[scenario, rank], 0.0)
     for expert in range(state.rise_E.size):
         if state.rise_E[expert] > 0.0:
             state.merit_E[expert] += state.rise_E[expert] * state.most_worth_R[state.rank_C[num_places + expert]]
@@ -84,7 +83,7 @@ def _measure_merit(expert: int, state: ScenarioState) -> int:
     best_rank, most = -1, 0.0
     for rank in range(state.gain_R.size):
         merit = state.gain_R[rank] * state.worth_RR[home, rank]
-        if merit > most:
+        if merit > most and state.free_R[rank] > 0:
             best_rank, most = rank, merit
     state.merit_E[expert] = most
     return best_rank

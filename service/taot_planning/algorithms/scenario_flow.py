@@ -12,20 +12,29 @@ from taot_planning.kernel import inner_kernel
 
 
 @inner_kernel
-def _find_room(scenario: int, state: ScenarioState) -> int:
-    """Searches breadth-first for the nearest rank below its cap that tokens of ranks above theirs can reach.
+def _start_search(scenario: int, state: ScenarioState) -> int:
+    """Puts the ranks above their caps into the queue, and adds up the tokens there. Returns how many ranks it are."""
+    length, excess = 0, 0.0
+    for rank in range(state.free_R.size):
+        above = state.load_JR[scenario, rank] - state.cap_R[rank]
+        state.reached_JR[scenario, rank] = above > 0.0
+        state.giver_R[rank] = -1
+        state.queue_R[length] = rank
+        length += above > 0.0
+        excess += max(above, 0.0)
+    state.excess_J[scenario] = excess
+    return length
+
+
+@inner_kernel
+def _find_room(scenario: int, length: int, state: ScenarioState) -> int:
+    """Searches breadth-first for the nearest rank below its cap that tokens of the first ranks in the queue can reach.
 
     Returns the rank; -1: there is none, and `reached_JR` holds what was reached.
     """
     num_places = state.rank_C.size - state.home_H.size
     num_slots = num_places // state.free_R.size
-    head, tail = 0, 0
-    for rank in range(state.free_R.size):
-        state.reached_JR[scenario, rank] = state.load_JR[scenario, rank] > state.cap_R[rank]
-        if state.reached_JR[scenario, rank]:
-            state.giver_R[rank] = -1
-            state.queue_R[tail] = rank
-            tail += 1
+    head, tail = 0, length
     while head < tail:
         rank = state.queue_R[head]
         head += 1
@@ -75,15 +84,11 @@ def _push(scenario: int, sink: int, state: ScenarioState) -> None:
 @inner_kernel
 def level(scenario: int, state: ScenarioState) -> float:
     """Brings every rank down to its cap where there is a way. Returns the tokens that stay above."""
-    sink = _find_room(scenario, state)
-    while sink >= 0:
+    while True:
+        sink = _find_room(scenario, _start_search(scenario, state), state)
+        if sink < 0:
+            return float(state.excess_J[scenario])
         _push(scenario, sink, state)
-        sink = _find_room(scenario, state)
-    excess = 0.0
-    for rank in range(state.free_R.size):
-        excess += max(state.load_JR[scenario, rank] - state.cap_R[rank], 0.0)
-    state.excess_J[scenario] = excess
-    return excess
 
 
 @inner_kernel
@@ -96,31 +101,52 @@ def add_up_excess(state: ScenarioState) -> float:
 
 
 @inner_kernel
+def _find_giver(scenario: int, place: int, state: ScenarioState) -> int:
+    """The copy of a guest's expert that has tokens on a rank above its cap, the first such rank; -1: there is none."""
+    giver = -1
+    copy = state.rank_C.size - state.home_H.size + state.expert_C[place]
+    while copy >= 0:
+        rank = state.rank_C[copy]
+        if state.tokens_JC[scenario, copy] > 0.0 and state.load_JR[scenario, rank] > state.cap_R[rank]:
+            giver = copy if giver < 0 or rank < state.rank_C[giver] else giver
+        copy = state.next_C[copy]
+    return giver
+
+
+@inner_kernel
 def fill_guest(scenario: int, place: int, state: ScenarioState) -> None:
     """Does what `level` does after a guest has come to `place`, where there was no way before.
 
     All new ways lead through the guest. The shortest come straight from copies on ranks above their caps, and need no
-    search; what is left is for `level`.
+    search. Where they leave tokens of the only such copy above the cap, all that was reached still is: the search goes
+    on from the guest's rank alone.
     """
     rank = state.rank_C[place]
-    room = state.cap_R[rank] - state.load_JR[scenario, rank]
-    while room > 0.0:
-        giver = -1
-        copy = state.rank_C.size - state.home_H.size + state.expert_C[place]
-        while copy >= 0:
-            other = state.rank_C[copy]
-            if state.tokens_JC[scenario, copy] > 0.0 and state.load_JR[scenario, other] > state.cap_R[other]:
-                giver = copy if giver < 0 or other < state.rank_C[giver] else giver
-            copy = state.next_C[copy]
-        if giver < 0:
-            break
+    room = max(state.cap_R[rank] - state.load_JR[scenario, rank], 0.0)
+    is_kept = True
+    giver = _find_giver(scenario, place, state)
+    while giver >= 0:
         full = state.rank_C[giver]
         amount = min(room, state.tokens_JC[scenario, giver], state.load_JR[scenario, full] - state.cap_R[full])
         state.tokens_JC[scenario, giver] -= amount
         state.tokens_JC[scenario, place] += amount
         state.load_JR[scenario, full] -= amount
         state.load_JR[scenario, rank] += amount
+        state.excess_J[scenario] -= amount
         room -= amount
+        is_kept &= state.tokens_JC[scenario, giver] > 0.0 and state.load_JR[scenario, full] > state.cap_R[full]
+        if room == 0.0:
+            break
+        giver = _find_giver(scenario, place, state)
+    if giver >= 0 and is_kept:
+        state.reached_JR[scenario, rank] = True
+        state.queue_R[0] = rank
+        state.giver_R[full] = -1
+        state.giver_R[rank], state.taker_R[rank] = giver, place
+        sink = _find_room(scenario, 1, state)
+        if sink < 0:
+            return
+        _push(scenario, sink, state)
     level(scenario, state)
 
 

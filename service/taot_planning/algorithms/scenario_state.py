@@ -70,9 +70,6 @@ class ScenarioState(NamedTuple):
     is_stale_J: NDArray[np.bool_]
     """Whether `movable_JE` is yet to be measured. Shape: [scenarios]."""
 
-    found_E: FloatArray
-    """Tokens of each expert that could leave full ranks, as they are counted. Shape: [experts]."""
-
     movable_JE: FloatArray
     """Tokens of each expert that could leave full ranks, up to the excess. Shape: [scenarios, experts]."""
 
@@ -80,7 +77,7 @@ class ScenarioState(NamedTuple):
     """By how much they have become more, over all scenarios. Shape: [experts]."""
 
     room_JR: FloatArray
-    """Tokens below the cap on each rank with a free slot. Shape: [scenarios, ranks]."""
+    """Tokens below the cap on each rank. Shape: [scenarios, ranks]."""
 
     gain_R: FloatArray
     """Tokens that a guest of the expert in hand would take off full ranks from each rank. Shape: [ranks]."""
@@ -159,7 +156,6 @@ def start_scenarios(
         worth_RR,
         most_worth_R,
         np.empty(num_scenarios, dtype=np.bool_),
-        np.empty(num_experts, dtype=np.float64),
         np.empty((num_scenarios, num_experts), dtype=np.float64),
         np.empty(num_experts, dtype=np.float64),
         np.empty((num_scenarios, num_ranks), dtype=np.float64),
