@@ -114,16 +114,14 @@ def _find_giver(scenario: int, place: int, state: ScenarioState) -> int:
 
 
 @inner_kernel
-def fill_guest(scenario: int, place: int, state: ScenarioState) -> None:
-    """Does what `level` does after a guest has come to `place`, where there was no way before.
+def take(scenario: int, place: int, state: ScenarioState) -> int:
+    """Gives a guest what it can take straight from copies on ranks above their caps.
 
-    All new ways lead through the guest. The shortest come straight from copies on ranks above their caps, and need no
-    search. Where they leave tokens of the only such copy above the cap, all that was reached still is: the search goes
-    on from the guest's rank alone.
+    Returns the copy that gave, if it is the only one and tokens of it stay above the cap; else -1.
     """
     rank = state.rank_C[place]
     room = max(state.cap_R[rank] - state.load_JR[scenario, rank], 0.0)
-    is_kept = True
+    is_left = True
     giver = _find_giver(scenario, place, state)
     while giver >= 0:
         full = state.rank_C[giver]
@@ -134,14 +132,26 @@ def fill_guest(scenario: int, place: int, state: ScenarioState) -> None:
         state.load_JR[scenario, rank] += amount
         state.excess_J[scenario] -= amount
         room -= amount
-        is_kept &= state.tokens_JC[scenario, giver] > 0.0 and state.load_JR[scenario, full] > state.cap_R[full]
+        is_left &= state.tokens_JC[scenario, giver] > 0.0 and state.load_JR[scenario, full] > state.cap_R[full]
         if room == 0.0:
             break
         giver = _find_giver(scenario, place, state)
-    if giver >= 0 and is_kept:
+    return giver if is_left else -1
+
+
+@inner_kernel
+def fill_guest(scenario: int, place: int, state: ScenarioState) -> None:
+    """Does what `level` does after a guest has come to `place`, where there was no way before.
+
+    All new ways lead through the guest. The shortest need no search. Where they leave tokens of the only giver above
+    its cap, all that was reached still is: the search goes on from the guest's rank alone.
+    """
+    giver = take(scenario, place, state)
+    if giver >= 0:
+        rank = state.rank_C[place]
         state.reached_JR[scenario, rank] = True
         state.queue_R[0] = rank
-        state.giver_R[full] = -1
+        state.giver_R[state.rank_C[giver]] = -1
         state.giver_R[rank], state.taker_R[rank] = giver, place
         sink = _find_room(scenario, 1, state)
         if sink < 0:

@@ -2,11 +2,11 @@
 
 A placement *holds* in a scenario when its tokens can be split over the copies so that no rank is above its cap: a
 maximum flow, kept up by augmenting paths while guests come and go. The first answer adds guests one by one,
-each the one that takes most tokens off full ranks for its cost, counted over all scenarios; then guests that no
-scenario needs are dropped. After that some guests near each other are taken out, again and again, and the placement
-is completed anew (ruin and recreate); what is no worse is kept. Chance is a fixed pseudo-random sequence, floats hold
-whole tokens exactly and products are rounded alike: every machine finds the same guests.
-The cost of tokens that cross nodes is ignored.
+each the one that takes most tokens off full ranks for its cost, counted over a few scenarios until these hold, then
+over all until all do; then guests that no scenario needs are dropped. After that some guests near each other are taken
+out, again and again, and the placement is completed anew (ruin and recreate); what is no worse is kept. Chance is a
+fixed pseudo-random sequence, floats hold whole tokens exactly and products are rounded alike: every machine finds the
+same guests. The cost of tokens that cross nodes is ignored.
 
 Axis letters: as in `scenario_state`.
 """
@@ -16,7 +16,7 @@ from __future__ import annotations
 import numpy as np
 
 from taot_planning.algorithms.scenario_completion import complete, draw
-from taot_planning.algorithms.scenario_flow import add_up_excess, fill_guest, level, link, send_home, unlink
+from taot_planning.algorithms.scenario_flow import add_up_excess, fill_guest, level, link, send_home, take, unlink
 from taot_planning.algorithms.scenario_state import ScenarioState, start_scenarios
 from taot_planning.arrays import IntArray
 from taot_planning.kernel import inner_kernel, kernel
@@ -26,6 +26,24 @@ MAX_TAKEN_OUT = 4
 
 BLINKS = 128
 """Of 1024 better candidates so many are overlooked by chance when a placement is completed anew."""
+
+
+FEW = 3
+"""The first guests are found for every third scenario: most of them are what all scenarios need."""
+
+
+@inner_kernel
+def _adopt(few: ScenarioState, state: ScenarioState) -> None:
+    """Places the guests found for a few scenarios, and splits the tokens of all scenarios over them."""
+    num_places = state.rank_C.size - state.home_H.size
+    for place in range(num_places):
+        if few.expert_C[place] >= 0:
+            link(place, few.expert_C[place], state)
+    for scenario in range(state.excess_J.size):
+        for place in range(num_places):
+            if state.expert_C[place] >= 0:
+                take(scenario, place, state)
+        level(scenario, state)
 
 
 @inner_kernel
@@ -137,10 +155,13 @@ def search_robust_guests(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not
     Returns:
         The expert in each slot, -1 where empty. Shape: [ranks, slots].
     """
+    few = start_scenarios(tokens_JE[::FEW], home_E, cost_RR, slots_R, cap_R)
+    for scenario in range(few.excess_J.size):
+        level(scenario, few)
+    complete(0, few)
     state = start_scenarios(tokens_JE, home_E, cost_RR, slots_R, cap_R)
     order_J = np.arange(state.excess_J.size)
-    for scenario in range(state.excess_J.size):
-        level(scenario, state)
+    _adopt(few, state)
     excess = complete(0, state)
     _drop_unneeded(order_J, state)
     best = state
