@@ -33,7 +33,7 @@ class LayerBlock:
     drops_L: NDArray[np.bool_]
     """Whether the router may drop tokens."""
 
-    def has_right(self, counts_LRE: IntArray, valid_tokens_R: IntArray) -> bool:
+    def has_right(self, counts_LRE: NDArray[np.int32] | IntArray, valid_tokens_R: IntArray) -> bool:
         """Whether counts of these layers keep all rules. Arrays are read-only, valid tokens in the range of counts."""
         return bool(are_right(counts_LRE, valid_tokens_R, self.top_k_L, self.drops_L))
 

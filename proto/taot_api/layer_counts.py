@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import overload
 
 import numpy as np
+from numpy.typing import NDArray
 
+from taot_api.count_kernels import add_up
 from taot_planning.arrays import IntArray
 
 
@@ -18,24 +21,31 @@ class CountsBlock:
     layers: Sequence[int]
     """Their indices, in forward order."""
 
-    counts_LRE: IntArray
-    """Their counts, read-only. Shape: [these layers, ranks, experts]."""
+    counts_LRE: NDArray[np.int32] | IntArray
+    """Their counts, read-only, in the type that they came in. Shape: [these layers, ranks, experts]."""
 
-    tokens_LE: IntArray
-    """Tokens of each expert, over all ranks."""
+    @cached_property
+    def tokens_LE(self) -> IntArray:
+        """Tokens of each expert, over all ranks."""
+        num_layers, _, num_experts = self.counts_LRE.shape
+        tokens_LE = np.zeros((num_layers, num_experts), dtype=np.int64)
+        add_up(self.counts_LRE, tokens_LE)
+        return tokens_LE
 
 
 class LayerCounts(Sequence[IntArray]):
-    """One read-only [ranks, experts] array per layer: a view of its block, made when somebody asks for it."""
+    """One read-only [ranks, experts] array per layer, made from its block whenever somebody asks.
+
+    Of most reports of a flood nobody does.
+    """
 
     def __init__(self, blocks: Iterable[CountsBlock]) -> None:
         """Of blocks that hold each layer once."""
         self.blocks = tuple(blocks)
         """All of it."""
-        self._places = {layer: (block, place) for block in self.blocks for place, layer in enumerate(block.layers)}
 
     def __len__(self) -> int:
-        return len(self._places)
+        return sum(len(block.layers) for block in self.blocks)
 
     @overload
     def __getitem__(self, index: int) -> IntArray: ...
@@ -45,15 +55,20 @@ class LayerCounts(Sequence[IntArray]):
         if isinstance(index, slice):
             return tuple(self)[index]
         block, place = self._places[range(len(self))[index]]
-        counts_RE: IntArray = block.counts_LRE[place]
+        counts_RE: IntArray = block.counts_LRE[place].astype(np.int64)
+        counts_RE.setflags(write=False)
         return counts_RE
 
     def __iter__(self) -> Iterator[IntArray]:
         return (self[index] for index in range(len(self)))
 
+    @cached_property
+    def _places(self) -> dict[int, tuple[CountsBlock, int]]:
+        return {layer: (block, place) for block in self.blocks for place, layer in enumerate(block.layers)}
+
 
 def blocks_of(counts_L: Sequence[IntArray]) -> tuple[CountsBlock, ...]:
-    """The blocks of some layers: those that they are views of, or copies.
+    """The blocks of some layers: those that they are made of, or copies.
 
     Args:
         counts_L: one [ranks, experts] array per layer.
@@ -64,7 +79,7 @@ def blocks_of(counts_L: Sequence[IntArray]) -> tuple[CountsBlock, ...]:
     for layers in layers_alike(counts_RE.shape[1] for counts_RE in counts_L).values():
         counts_LRE = np.stack([counts_L[layer] for layer in layers]).astype(np.int64)
         counts_LRE.setflags(write=False)
-        blocks.append(CountsBlock(layers=layers, counts_LRE=counts_LRE, tokens_LE=counts_LRE.sum(axis=1)))
+        blocks.append(CountsBlock(layers=layers, counts_LRE=counts_LRE))
     return tuple(blocks)
 
 

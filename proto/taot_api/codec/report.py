@@ -10,7 +10,6 @@ from taot_api.codec.duration import decode_seconds, encode_seconds
 from taot_api.codec.plan import decode_identity, encode_identity
 from taot_api.codec.tensor import decode_tensor, encode_tensor, tensor_data
 from taot_api.contract_error import ContractError, Reason
-from taot_api.count_kernels import unpack
 from taot_api.layer_block import LayerBlock, layer_blocks
 from taot_api.layer_counts import CountsBlock, LayerCounts
 from taot_api.measured_rates import MeasuredRates
@@ -54,11 +53,13 @@ def decode_report(
             f"needs one tensor per layer ({num_layers}), got {len(message.token_counts)}",
             field="token_counts",
         )
+    valid_tokens_R = np.array(message.valid_token_counts, dtype=np.int64)
+    valid_tokens_R.setflags(write=False)  # so that a check need not make a view for its kernel
     return RoutingReport(
         step=message.step,
         micro_batch=message.micro_batch,
         is_rehearsal=message.is_rehearsal,
-        valid_tokens_R=np.array(message.valid_token_counts, dtype=np.int64),
+        valid_tokens_R=valid_tokens_R,
         counts_L=_decode_counts(message.token_counts, blocks, spec.topology.num_ranks),
         applied_plan=decode_identity(message.applied_plan) if message.HasField("applied_plan") else None,
         telemetry_R=tuple(
@@ -80,12 +81,8 @@ def _decode_counts(tensors: Sequence[pb.Int32Tensor], blocks: Iterable[LayerBloc
             if tensor.shape != shape or len(data) != num_bytes:
                 data = tensor_data(tensor, shape=shape, field=f"token_counts[{index}]")  # which says what is wrong
             parts.append(data)
-        raw_LRE = np.frombuffer(b"".join(parts), dtype="<i4").reshape(len(parts), *shape)
-        counts_LRE = np.empty(raw_LRE.shape, dtype=np.int64)
-        tokens_LE = np.zeros((len(parts), block.num_experts), dtype=np.int64)
-        unpack(raw_LRE, counts_LRE, tokens_LE)
-        counts_LRE.setflags(write=False)
-        counts.append(CountsBlock(layers=block.layers, counts_LRE=counts_LRE, tokens_LE=tokens_LE))
+        counts_LRE = np.frombuffer(b"".join(parts), dtype="<i4").reshape(len(parts), *shape)
+        counts.append(CountsBlock(layers=block.layers, counts_LRE=counts_LRE))
     return LayerCounts(counts)
 
 
