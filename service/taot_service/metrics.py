@@ -94,6 +94,8 @@ class ServiceMetrics:
         )
         self._report_outcomes = {each: self.reports.labels(each.value) for each in ReportOutcome}
         self.plans = self._counter("taot_plans", "Plans by what became of them.", outcome=PLAN_OUTCOMES)
+        self.superseded = self.plans.labels("superseded")
+        """Looked up once: a flood has thousands a second."""
         self.refusals = self._counter(
             "taot_refusals", "Calls that were refused, by reason.", reason=[each.name for each in Reason]
         )

@@ -151,8 +151,8 @@ class Planner:
             self.traces.keep_report(session.session_id, report)
         decision = self._book.accept_report(session.session_id, report, now_seconds=time.monotonic())
         self.metrics.count_report(decision.outcome)
-        if decision.superseded is not None:
-            self.metrics.plans.labels("superseded").inc()
+        if decision.has_superseded:
+            self.metrics.superseded.inc()
         if decision.outdated is not None:
             self.metrics.plans.labels("improvement_dropped").inc()
         if decision.outcome not in (ReportOutcome.REPEATED, ReportOutcome.REHEARSAL):
@@ -161,7 +161,7 @@ class Planner:
             )
         if decision.outcome is not ReportOutcome.REPEATED:
             self.changes.note_session(session.session_id)
-        if decision.superseded is None:  # else as much waits as before
+        if not decision.has_superseded:  # else as much waits as before
             self._pool.wake()
 
     async def plan_now(

@@ -31,9 +31,9 @@ class Purpose(Enum):
     """To be put in force in place of one that was made in a hurry, if it is better."""
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
+@dataclass(kw_only=True, eq=False)
 class PlanningWork:
-    """One report to be planned."""
+    """One report to be planned. While it waits a newer one may take its place; after that nothing is changed."""
 
     session_id: str
     """The session it belongs to."""
@@ -73,12 +73,26 @@ class PlanningWork:
     """How far it has come."""
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "progress", Progress(num_layers=len(self.layers)))
+        self.progress = Progress(num_layers=len(self.layers))
 
     @property
     def path(self) -> tuple[str, str, str]:
         """Whose solver time it uses: training job, session, purpose."""
         return (self.spec.training_job, self.session_id, self.purpose.value)
+
+    def renew(
+        self,
+        report: RoutingReport,
+        recent_L: Sequence[IntArray],
+        *,
+        arrival_seconds: float,
+        publish_seconds: float | None,
+        layer_seconds: EffortSeconds,
+    ) -> None:
+        """Puts a newer report of the session in the place of this one, which waits: most of a flood are never taken."""
+        self.report, self.recent_L = report, recent_L
+        self.arrival_seconds, self.publish_seconds = arrival_seconds, publish_seconds
+        self.layer_seconds = layer_seconds
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -58,8 +58,8 @@ class ReportDecision:
     outcome: ReportOutcome
     """What became of it."""
 
-    superseded: PlanningWork | None = None
-    """An earlier report that was still waiting and is dropped for it."""
+    has_superseded: bool = False
+    """Whether an earlier report was still waiting and is dropped for it."""
 
     outdated: PlanningWork | None = None
     """An improvement of the plan in force that is dropped for it, whether it waits or is in work."""
@@ -158,9 +158,10 @@ class Session:
         if source <= self._newest_source:
             return ReportDecision(outcome=ReportOutcome.OUT_OF_DATE)
         self._newest_source = source
-        superseded = self._waiting
-        self._waiting = self._work_for(report, recent_L, now_seconds)
-        return ReportDecision(outcome=ReportOutcome.PLANNED, superseded=superseded, outdated=self._forget_improvement())
+        has_superseded = self._wait_with(report, recent_L, now_seconds)
+        return ReportDecision(
+            outcome=ReportOutcome.PLANNED, has_superseded=has_superseded, outdated=self._forget_improvement()
+        )
 
     def take_work(self) -> PlanningWork:
         """Notes that the waiting report is being planned; `finish_work` must follow before the next."""
@@ -210,19 +211,31 @@ class Session:
         self._waiting = self._improvement = None
         return dropped
 
-    def _work_for(self, report: RoutingReport, recent_L: Sequence[IntArray], now_seconds: float) -> PlanningWork:
+    def _wait_with(self, report: RoutingReport, recent_L: Sequence[IntArray], now_seconds: float) -> bool:
+        """Lets a report wait to be planned. Returns whether another one is dropped for it."""
         # Other algorithms know no effort.
         is_timed = self.spec.algorithm == "taot" and self.spec.options.effort == "balanced"
-        return PlanningWork(
+        publish_seconds = now_seconds + self._publish_within_seconds if is_timed else None
+        if self._waiting is not None:
+            self._waiting.renew(
+                report,
+                recent_L,
+                arrival_seconds=now_seconds,
+                publish_seconds=publish_seconds,
+                layer_seconds=self._layer_seconds,
+            )
+            return True
+        self._waiting = PlanningWork(
             session_id=self.session_id,
             spec=self.spec,
             layers=self.spec.layers,
             report=report,
             recent_L=recent_L,
             arrival_seconds=now_seconds,
-            publish_seconds=now_seconds + self._publish_within_seconds if is_timed else None,
+            publish_seconds=publish_seconds,
             layer_seconds=self._layer_seconds,
         )
+        return False
 
     def _forget_improvement(self) -> PlanningWork | None:
         outdated, self._improvement = self._improvement, None

@@ -167,12 +167,11 @@ class SessionBook:
         """Takes a checked report of an open session."""
         session = self.find(session_id, now_seconds=now_seconds)
         decision = session.accept(report, now_seconds=now_seconds)
-        superseded, outdated = decision.superseded, decision.outdated
+        outdated, waiting = decision.outdated, session.waiting
         if outdated is not None and outdated in self.queue:
             self.queue.discard(outdated)
-        if superseded is not None and superseded in self.queue:
-            assert session.waiting is not None, "for which it is dropped"
-            self.queue.replace(superseded, session.waiting)
+        if decision.has_superseded and waiting is not None and waiting in self.queue:
+            self.queue.move_to_end(waiting)
         else:
             self._queue(session)
         return decision

@@ -73,14 +73,9 @@ class WorkQueue:
             self._sharing.add(work)
             self._share.enter(work.path)
 
-    def replace(self, old: PlanningWork, new: PlanningWork) -> None:
-        """Takes new work for the same purpose of a session in place of old that waits; it goes to the end."""
-        assert old.path == new.path
-        del self._waiting[old]
-        self._waiting[new] = new.path
-        if old in self._sharing:
-            self._sharing.remove(old)
-            self._sharing.add(new)
+    def move_to_end(self, work: PlanningWork) -> None:
+        """Lets work that waits, and now has a newer report, wait as if it had just come."""
+        self._waiting[work] = self._waiting.pop(work)
 
     def discard(self, work: PlanningWork) -> None:
         """Forgets work that is over, or that nobody wants any more."""

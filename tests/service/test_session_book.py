@@ -124,8 +124,8 @@ def test_the_latest_report_wins_and_one_is_in_work_at_a_time():
     session = open_session(book).session
     report_step(book, session, 1)
     work = book.take_work(now_seconds=0.0)
-    assert report_step(book, session, 2).superseded is None
-    assert report_step(book, session, 3).superseded is not None
+    assert not report_step(book, session, 2).has_superseded
+    assert report_step(book, session, 3).has_superseded
     assert book.take_work(now_seconds=0.0) is None, "the session has a plan in work"
     plan = book.install(work, solved(work), create_time_seconds=0.0)
     assert plan.source_step == 1
