@@ -16,6 +16,22 @@ LONG_SECONDS = 0.0005
 """Reports that take less need no rest: others come in between."""
 
 
+class IntakeClock:
+    """What taking one report has taken, from when this is made. Of the thread at hand."""
+
+    def __init__(self) -> None:
+        """Begins."""
+        self._start_seconds, self._start_worked_seconds = time.monotonic(), time.thread_time()
+
+    def spent_seconds(self) -> float:
+        """Processor time, without what the thread has waited for others; what is not long is not told from such waits.
+
+        The clock for that is a call of the kernel, and most reports are taken before it would matter.
+        """
+        passed_seconds = time.monotonic() - self._start_seconds
+        return passed_seconds if passed_seconds < LONG_SECONDS else time.thread_time() - self._start_worked_seconds
+
+
 class IntakePace:
     """Shared by all who report: a job has as many turns as any other, however many streams and calls it has."""
 
@@ -45,8 +61,9 @@ class IntakePace:
         self._free_seconds = resting
         return resting[training_job] - now_seconds
 
-    async def rest(self, training_job: str, spent_seconds: float) -> None:
-        """Waits as long as `rest_after` says."""
+    async def rest(self, training_job: str, clock: IntakeClock) -> None:
+        """Waits as long as `rest_after` says, after a report that was taken by the clock."""
+        spent_seconds = clock.spent_seconds()
         rest_seconds = self.rest_after(spent_seconds, training_job=training_job, now_seconds=time.monotonic())
         if rest_seconds > 0:
             await asyncio.sleep(rest_seconds)

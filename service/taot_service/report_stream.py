@@ -8,7 +8,6 @@ by its status, which comes after all answers: a caller who reads none of them is
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
 
@@ -16,7 +15,7 @@ import grpc.aio
 
 from taot_api.contract_error import ContractError, Reason
 from taot_api.v1 import planner_pb2 as pb
-from taot_service.intake_pace import IntakePace
+from taot_service.intake_pace import IntakeClock, IntakePace
 from taot_service.refusal import refusal_of
 
 Context: TypeAlias = grpc.aio.ServicerContext[Any, Any]
@@ -100,10 +99,9 @@ class ReportStream:
         self._tasks = [writing, reading]
         try:
             while self._end is None and (request := await self._context.read()) is not grpc.aio.EOF:
-                start_seconds = time.thread_time()  # without what the thread has waited for others
+                clock = IntakeClock()
                 self._take(reports, request)
-                spent_seconds = time.thread_time() - start_seconds
-                await self._pace.rest(reports.training_job, spent_seconds)
+                await self._pace.rest(reports.training_job, clock)
                 while self._num_unanswered >= 2 * MANY_REPORTS and not writing.done():
                     self._has_room.clear()
                     await self._has_room.wait()

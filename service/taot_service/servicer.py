@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator
 from typing import Any, TypeAlias
 
@@ -20,6 +19,7 @@ from taot_api.v1 import planner_pb2 as pb
 from taot_api.v1 import planner_pb2_grpc
 from taot_planning import __version__
 from taot_service.grpc_gate import CallerJobs
+from taot_service.intake_pace import IntakeClock
 from taot_service.limits import check_limits
 from taot_service.planner import Planner
 from taot_service.report_intake import StreamedReports, answer_to_report, take_report
@@ -44,13 +44,12 @@ class PlannerServicer(planner_pb2_grpc.PlannerServiceServicer):
         """Takes a report; its plan follows in the background."""
         _time_remaining(context)
         session = self._find_session(request.session_id)
-        start_seconds = time.thread_time()
+        clock = IntakeClock()
         try:
             take_report(self._planner, session, request)
             answer = answer_to_report(session)
         finally:  # what is wrong with it may have taken as long to find
-            spent_seconds = time.thread_time() - start_seconds
-            await self._planner.report_streams.pace.rest(session.spec.training_job, spent_seconds)
+            await self._planner.report_streams.pace.rest(session.spec.training_job, clock)
         return answer
 
     async def StreamReports(self, requests: AsyncIterator[Any], context: Context) -> None:
