@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import heapq
+import time
 from collections.abc import Sequence
 
 import pytest
 
-from taot_service.intake_pace import LONG_SECONDS, MOST_SECONDS, REST_FACTOR, IntakePace
+from taot_service.intake_pace import LONG_SECONDS, MOST_SECONDS, REST_FACTOR, IntakeClock, IntakePace
 
 
 def played(jobs: Sequence[str], *, spent_seconds: float, until_seconds: float) -> list[int]:
@@ -56,3 +57,14 @@ def test_no_flood_is_felt_long_after_its_end():
     now_seconds = 1.0 + MOST_SECONDS
     rest_seconds = pace.rest_after(0.004, training_job="a", now_seconds=now_seconds)
     assert rest_seconds == pytest.approx(REST_FACTOR * 0.004)
+
+
+def test_the_clock_counts_work_and_not_what_the_thread_has_waited_for_others():
+    worked = IntakeClock()
+    end = time.thread_time() + 4 * LONG_SECONDS
+    while time.thread_time() < end:
+        pass
+    assert worked.spent_seconds() >= 4 * LONG_SECONDS
+    waited = IntakeClock()
+    time.sleep(10 * LONG_SECONDS)
+    assert waited.spent_seconds() < 5 * LONG_SECONDS

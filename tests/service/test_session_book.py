@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from routing_samples import make_spec
+from routing_samples import make_report, make_spec
 from session_book_samples import make_book, open_session, report_step, solved
 
 from taot_api import ContractError, Reason
@@ -130,6 +130,19 @@ def test_the_latest_report_wins_and_one_is_in_work_at_a_time():
     plan = book.install(work, solved(work), create_time_seconds=0.0)
     assert plan.source_step == 1
     assert book.take_work(now_seconds=0.0).report.step == 3
+
+
+def test_a_report_that_takes_the_place_of_a_waiting_one_waits_as_if_it_had_just_come():
+    book = make_book()
+    often, once = (open_session(book, make_spec(group=group)).session for group in ("often", "once"))
+    report_step(book, often, 1)
+    report_step(book, once, 1)
+    assert book.accept_report(
+        often.session_id, make_report(often.spec, step=2, num_tokens=4), now_seconds=7.0
+    ).has_superseded
+    first, second = book.take_work(now_seconds=7.0), book.take_work(now_seconds=7.0)
+    assert (first.session_id, first.report.step) == (once.session_id, 1)
+    assert (second.session_id, second.report.step, second.arrival_seconds) == (often.session_id, 2, 7.0)
 
 
 def test_a_report_older_than_the_newest_taken_for_planning_is_not_planned():
