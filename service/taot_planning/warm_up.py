@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from taot_planning.algorithms import ALGORITHMS, NEEDS_SCIPY, plan_layer
-from taot_planning.layer_plan import check_plan, plan_from_guests
+from taot_planning.layer_plan import check_guests, check_plan, plan_from_guests
 from taot_planning.layer_problem import LayerProblem, contiguous_homes
 from taot_planning.topology import two_level_topology
 
@@ -33,6 +33,7 @@ def warm_up(algorithms: Iterable[str] = tuple(ALGORITHMS), *, has_recent: bool =
     for algorithm in sorted(set(algorithms) - NEEDS_SCIPY):
         plan = plan_from_guests(problem, plan_layer(problem, algorithm=algorithm).guests_RK)
         check_plan(plan, problem)
+        check_guests(plan.guests_RK, home_E=problem.home_E, slots_R=problem.topology.slots_R)  # as agents do
         plan.stats(problem)
     if has_recent and "taot" in algorithms:
         plan_layer(replace(problem, recent_tokens_NE=np.array([[2, 2, 2, 2]])), algorithm="taot")

@@ -31,8 +31,10 @@ ASKS = {"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:1"}
 @pytest.fixture(scope="module")
 def provider():
     """The provider of the program, which OpenTelemetry lets be set once in a process."""
-    provider = TracerProvider()
-    trace.set_tracer_provider(provider)
+    provider = trace.get_tracer_provider()
+    if not isinstance(provider, TracerProvider):  # else tests of other files ran between those of this one
+        provider = TracerProvider()
+        trace.set_tracer_provider(provider)
     return provider
 
 
