@@ -22,6 +22,8 @@ from routing_samples import make_report, make_spec
 from running_planner import planner_process, running_planner
 
 from taot_api.tracing import from_metadata, make_tracer, to_metadata, wants_traces
+from taot_api.v1 import planner_pb2 as pb
+from taot_client.planner.call_spans import CallSpans
 from taot_client.planner.planner_link import PlannerLink
 from taot_service.plan_traces import PlanTraces
 
@@ -86,6 +88,15 @@ def test_one_trace_leads_from_the_agent_through_the_solver_to_the_plan(exporter)
     assert sum(span.context.trace_id == asked[0].context.trace_id for span in spans) == 2 + 5
 
 
+def test_a_plan_that_comes_before_the_answer_to_its_report_is_linked_to_it(exporter, provider):
+    spans = CallSpans(provider.get_tracer("test"))
+    with spans.call("ReportRouting", pb.ReportRoutingRequest(step=3, micro_batch=1)):
+        spans.note_plan(pb.Plan(source_step=3, source_micro_batch=1))
+    received, sent = exporter.get_finished_spans()
+    assert (received.name, sent.name) == ("taot plan received", "taot ReportRouting")
+    assert [each.context.span_id for each in received.links] == [sent.context.span_id]
+
+
 def test_a_refused_report_is_an_error_on_both_sides_and_the_link_behaves_as_without_traces(exporter):
     traces = PlanTraces(make_tracer(os.environ, service="taot-planner"))
     with running_planner(traces=traces) as planner:
@@ -144,6 +155,7 @@ sys.meta_path.insert(0, Blocked())
 import logging
 logging.basicConfig()
 from link_samples import WAIT, eventually, report, spec
+from taot_client.planner.call_spans import CallSpans
 from taot_client.planner.planner_link import PlannerLink
 link = PlannerLink(sys.argv[1], spec("without"))
 assert link.start(wait=WAIT) is None

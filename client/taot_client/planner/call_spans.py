@@ -46,15 +46,15 @@ class CallSpans:
             record_exception=False,
             set_status_on_exception=False,
         ) as span:
+            if method == "ReportRouting":  # before the call has ended: its plan may come first
+                self._reports[place["step"], place["micro_batch"]] = span.get_span_context()
+                if len(self._reports) > _MAX_KEPT:
+                    self._reports.popitem(last=False)
             try:
                 yield to_metadata(set_span_in_context(span))
             except grpc.RpcError as error:
                 span.set_status(StatusCode.ERROR, error.code().name)
                 raise
-            if method == "ReportRouting":
-                self._reports[place["step"], place["micro_batch"]] = span.get_span_context()
-                if len(self._reports) > _MAX_KEPT:
-                    self._reports.popitem(last=False)
 
     def watch(self, call: Any) -> Any:
         """The same call with a span for each plan that arrives; the watch itself lasts too long to be one."""
