@@ -47,6 +47,7 @@ class GuestMoves:
 
 
 NO_MOVES = GuestMoves(moves_G3=np.empty((0, 3), dtype=np.int64), cost_milli=0, num_intra=0)
+"""Those of a placement without guests."""
 
 NOBODY = read_only(np.empty((0, 0), dtype=np.int64))
 """No resident guests."""

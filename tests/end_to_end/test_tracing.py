@@ -155,7 +155,6 @@ sys.meta_path.insert(0, Blocked())
 import logging
 logging.basicConfig()
 from link_samples import WAIT, eventually, report, spec
-from taot_client.planner.call_spans import CallSpans
 from taot_client.planner.planner_link import PlannerLink
 link = PlannerLink(sys.argv[1], spec("without"))
 assert link.start(wait=WAIT) is None
