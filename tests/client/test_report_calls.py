@@ -111,15 +111,54 @@ class Silent(Older):
         ended.wait(CALL_SECONDS)
 
 
-def test_a_planner_that_answers_nothing_costs_no_more_than_the_deadline_and_is_asked_anew():
+def times_out(calls, step):
+    with pytest.raises(grpc.RpcError) as caught:
+        calls.ReportRouting(codec.encode_report("s", report(step)), timeout=0.2)
+    return caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def test_where_something_in_between_holds_streams_back_reports_after_the_first_are_calls():
     silent = Silent([])
     with other_planner(silent) as address, calls_to(address) as calls:
-        for step in range(2):
-            with pytest.raises(grpc.RpcError) as caught:
-                calls.ReportRouting(codec.encode_report("s", report(step)), timeout=0.2)
-            assert caught.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        assert times_out(calls, 0)
+        for step in (1, 2):
+            assert calls.ReportRouting(codec.encode_report("s", report(step)), timeout=CALL_SECONDS).is_paused
+        assert (silent.num_streams, silent.num_reports) == (1, 2)
+        with pytest.raises(grpc.RpcError):  # another session, another planner perhaps
+            calls.ReportRouting(codec.encode_report("other", report()), timeout=0.2)
         assert silent.num_streams == 2
-        assert silent.num_reports == 0
+
+
+class Mute(Silent):
+    """A planner that answers no call either, until it is told to."""
+
+    def __init__(self):
+        super().__init__([])
+        self.may_answer = threading.Event()
+
+    def ReportRouting(self, request, context):
+        self.num_reports += 1
+        self.may_answer.wait(CALL_SECONDS)
+        return pb.ReportRoutingResponse()
+
+
+def test_a_planner_that_answers_nothing_costs_no_more_than_the_deadline_and_the_stream_is_tried_anew():
+    mute = Mute()
+    with other_planner(mute) as address, calls_to(address) as calls:
+        try:
+            assert all(times_out(calls, step) for step in range(4))
+            assert eventually(lambda: (mute.num_streams, mute.num_reports) == (2, 2))
+        finally:
+            mute.may_answer.set()
+
+
+def test_a_stream_that_has_answered_once_is_no_stream_that_is_held_back():
+    silent = Silent([pb.StreamReportsResponse(answered_count=1)])
+    with other_planner(silent) as address, calls_to(address) as calls:
+        for step in range(2):
+            calls.ReportRouting(codec.encode_report("s", report(step)), timeout=CALL_SECONDS)
+            assert times_out(calls, step)
+        assert (silent.num_streams, silent.num_reports) == (2, 0)
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,12 @@ class PlannerCalls:
             answer = self._stream(request, timeout)
             if answer is not None:
                 return answer
-        return cast(pb.ReportRoutingResponse, self._call("ReportRouting", request, timeout))
+        try:
+            return cast(pb.ReportRoutingResponse, self._call("ReportRouting", request, timeout))
+        except grpc.RpcError as error:
+            if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED:
+                self._report_calls.forget_silence()
+            raise
 
     def PlanNow(self, request: pb.PlanNowRequest, *, timeout: float) -> pb.PlanNowResponse:
         """Asks for a plan and waits for it."""

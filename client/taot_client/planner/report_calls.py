@@ -38,8 +38,15 @@ class ReportCalls:
         """Whether reports of a session are worth a try with `send`."""
         return session_id != self._single_session_id
 
+    def forget_silence(self) -> None:
+        """Tries the stream anew, after a call that nobody answered either: then it is not for the stream."""
+        self._single_session_id = ""
+
     def send(self, request: pb.StreamReportsRequest, *, timeout: float) -> pb.ReportRoutingResponse | None:
         """Sends a report and waits for the answer; None when the planner takes none of this session in this way.
+
+        Where the first answer of a stream does not come in time, something in between may hold streams back until
+        they end: later reports of the session are for calls.
 
         Raises:
             grpc.RpcError: when it is refused or not answered.
@@ -48,9 +55,12 @@ class ReportCalls:
         try:
             return call.send(request, timeout=timeout)
         except grpc.RpcError as error:
-            if call.has_answered or error.code() not in _NO_STREAM:
+            is_silent = error.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+            if call.has_answered or not (is_silent or error.code() in _NO_STREAM):
                 raise
             self._single_session_id = request.report.session_id
+            if is_silent:
+                raise
             return None
 
     def _call_of(self, session_id: str) -> ReportCall:
