@@ -149,8 +149,9 @@ class ReportStream:
                     await self._context.abort(*refusal_of(self._end))
                 if self._has_all:
                     return
-        except grpc.aio.InternalError:
-            return  # the caller has gone, which reading tells as well
+        except grpc.aio.InternalError as error:
+            # The caller has gone. A call that ended as if nothing were wrong would send its first headers once more.
+            raise asyncio.CancelledError from error
         finally:
             if self._pause is not None:
                 self._pause.cancel()

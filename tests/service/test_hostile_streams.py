@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import queue
 
@@ -38,7 +39,7 @@ def planner():
 def no_trace(caplog):
     """Nothing of what a caller does leaves a stack trace in the log."""
     yield
-    assert not [record for record in caplog.records if record.exc_info]
+    assert not [record for record in caplog.get_records("call") if record.exc_info]
 
 
 def num_streams(planner):
@@ -126,6 +127,34 @@ def test_who_vanishes_in_the_middle_of_a_report_leaves_the_session_as_it_was(pla
         assert eventually(lambda: num_streams(planner) == 0)
     client.report_and_wait(session_id, SPEC_A, make_report(SPEC_A, step=9))
     assert session.num_reports == 4
+
+
+class LosesItsCaller:
+    """The context of a call whose caller goes while the first answer is written."""
+
+    def __init__(self, context):
+        self._context = context
+
+    def __getattr__(self, name):
+        return getattr(self._context, name)
+
+    async def write(self, answer):
+        writing = asyncio.ensure_future(self._context.write(answer))
+        await asyncio.sleep(0)
+        writing.cancel()
+        raise grpc.aio.InternalError
+
+
+def test_who_goes_while_the_first_answer_is_written_leaves_no_trace(planner, client, monkeypatch, no_trace):
+    begin = stream_module.ReportStream.__init__
+    monkeypatch.setattr(
+        stream_module.ReportStream, "__init__", lambda self, context, **etc: begin(self, LosesItsCaller(context), **etc)
+    )
+    session_id = client.open(SPEC_A)
+    with raw_connection(planner.grpc_port) as connection:
+        connection.sendall(call_begin(METHOD) + message(streamed(session_id, SPEC_A, step=0)) + half_close())
+        assert eventually(lambda: planner.planner.sessions[0].num_reports == 1 and num_streams(planner) == 0)
+    assert is_serving(planner)
 
 
 def test_a_stream_of_rubbish_has_named_no_session(planner, monkeypatch):
