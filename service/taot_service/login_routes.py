@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 from taot_service.change_check import check_change
 from taot_service.config import ServiceConfig
 from taot_service.http_gate import cookie_name, read_cookie
+from taot_service.http_refusal import REFUSALS
 from taot_service.logins import LIFETIME_SECONDS, Logins
 from taot_service.tokens import Grant, Role
 
@@ -24,7 +25,7 @@ class AccessView(BaseModel):
 
 def login_routes(config: ServiceConfig, logins: Logins) -> APIRouter:
     """The routes. Who comes here has passed the gate."""
-    router = APIRouter()
+    router = APIRouter(responses=REFUSALS)
     has_tls = config.tls_cert is not None
     name = cookie_name(has_tls=has_tls)
 

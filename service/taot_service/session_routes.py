@@ -10,11 +10,11 @@ from typing import Annotated, TypeAlias
 
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import JSONResponse, StreamingResponse
-from pydantic import BaseModel
 
 from taot_service.change_check import check_change
 from taot_service.change_feed import TooManyReadersError
 from taot_service.event_stream import stream_events, view_sessions
+from taot_service.http_refusal import REFUSALS, Refusal
 from taot_service.layer_view import LayerDetail, plan_document, view_layer_detail
 from taot_service.planner import Planner
 from taot_service.session import Session
@@ -41,19 +41,9 @@ async def find_session(session_id: str, planner: ThePlanner) -> Session:
 TheSession: TypeAlias = Annotated[Session, Depends(find_session)]
 
 
-class Refusal(BaseModel):
-    """Why a request was refused."""
-
-    detail: str
-
-
 router = APIRouter(
     prefix="/v1",
-    responses={
-        403: {"model": Refusal, "description": "A change that may come from a page of another site."},
-        404: {"model": Refusal, "description": "No such session is open, or it has no such thing."},
-        421: {"model": Refusal, "description": "The request was sent to a name that this planner does not have."},
-    },
+    responses={**REFUSALS, 404: {"model": Refusal, "description": "No such session is open, or it has no such thing."}},
 )
 
 

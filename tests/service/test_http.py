@@ -68,6 +68,9 @@ def test_readiness_follows_warmth_and_drain_while_liveness_stays():
         ("get", "/v1/sessions/{session_id}/layers/{index}", {}, 404),
         ("post", "/v1/sessions/{session_id}/pause", {}, 403),
         ("post", "/v1/sessions/{session_id}/resume", {}, 403),
+        ("post", "/login", {}, 403),
+        ("post", "/logout", {}, 403),
+        ("get", "/v1/access", {"host": "elsewhere.example"}, 421),
         ("get", "/v1/sessions", {"host": "elsewhere.example"}, 421),
     ],
 )
