@@ -36,7 +36,10 @@ class JobOutcome:
 
 
 class ChaosJob:
-    """Ranks as threads over real gloo groups, in a thread of its own until `finish`."""
+    """Ranks as threads over real gloo groups, in a thread of its own until `finish`, or the end of a with statement.
+
+    A job that outlived a test that failed would end the interpreter by a signal, at its exit.
+    """
 
     def __init__(
         self,
@@ -59,6 +62,12 @@ class ChaosJob:
         """The step the leader is in."""
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
+
+    def __enter__(self) -> ChaosJob:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end()
 
     @property
     def planner_epoch(self) -> str | None:
@@ -93,13 +102,16 @@ class ChaosJob:
 
     def finish(self) -> JobOutcome:
         """Lets the job end, after a few more steps unless their number was given, and returns what it leaves behind."""
+        self._end()
+        assert not self._thread.is_alive(), "the job hangs"
+        self.check()
+        return self._outcome
+
+    def _end(self) -> None:
         if self._stop_at is None:
             # Ranks are at most one step apart, so all of them see this before they get there.
             self._stop_at = self.step + 4
         self._thread.join(timeout=2 * HANG_SECONDS)
-        assert not self._thread.is_alive(), "the job hangs"
-        self.check()
-        return self._outcome
 
     def _run(self) -> None:
         try:

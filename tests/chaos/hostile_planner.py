@@ -47,6 +47,8 @@ CALL_FAULTS = (
     "wrong session id",
 )
 HONEST_SHARE = 0.45
+STREAM_SHARE = 0.7
+"""Of sessions; an agent whose stream is silent has no other of its session either."""
 
 
 class HostilePlanner(grpc.GenericRpcHandler):
@@ -96,7 +98,7 @@ class HostilePlanner(grpc.GenericRpcHandler):
         if opens:
             faults = tuple(each for each in faults if each not in {f"answers {code.name}" for code in OPENING_REFUSED})
             self._home = self._source.randrange(len(self._channels))  # two planners, and nobody knows which
-            self._has_streams = self._source.random() < 0.5  # noqa: PLR2004 - and how old they are
+            self._has_streams = self._source.random() < STREAM_SHARE  # and how old they are
         fault = self._fault(method, faults)
         if fault is None:
             return self._pass_on(method, data, context)

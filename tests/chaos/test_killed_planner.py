@@ -70,8 +70,7 @@ class Torment:
 
 
 def torment(num_kills: int, source: random.Random) -> None:
-    with kept_planners("planner") as (planner,):
-        job = ChaosJob(chaos_options(planner.address))
+    with kept_planners("planner") as (planner,), ChaosJob(chaos_options(planner.address)) as job:
         work = Torment(planner, job, source)
         while work.num_kills < max(1, num_kills // 4):
             work.live_and_die()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import ExitStack
 
 import pytest
 from chaos.chaos_job import ChaosJob, assert_undisturbed, chaos_options
@@ -13,15 +14,16 @@ from link_samples import eventually
 
 def restart(num_runs: int, source: random.Random) -> None:
     """Runs of one group, each begun while the one before still calls, one of them behind a planner that was killed."""
-    with kept_planners("planner") as (planner,):
+    with kept_planners("planner") as (planner,), ExitStack() as jobs:
         planner.start()
         assert eventually(planner.is_listening)
-        old, sizes = ChaosJob(chaos_options(planner.address, group="again")), [4, 2]
+        options, sizes = chaos_options(planner.address, group="again"), [4, 2]
+        old = jobs.enter_context(ChaosJob(options))
         for run in range(1, num_runs):
             assert eventually(lambda job=old: job.planner_epoch is not None, seconds=60)
             old.await_steps(3)
             size = sizes[run % 2] if run < len(sizes) else source.choice(sizes)
-            new = ChaosJob(chaos_options(planner.address, group="again"), num_ranks=size)
+            new = jobs.enter_context(ChaosJob(options, num_ranks=size))
             assert eventually(lambda job=new: job.planner_epoch is not None, seconds=60), "the new run gets no plans"
             # The planner refuses what the old run still sends, and the old run does not stand in its way again.
             assert eventually(lambda job=old: job.refusal is not None, seconds=60), "two runs of one group"
