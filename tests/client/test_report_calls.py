@@ -16,6 +16,7 @@ from taot_api.v1.planner_pb2_grpc import PlannerServiceServicer, add_PlannerServ
 from taot_client.planner.planner_calls import Connections, PlannerCalls
 from taot_client.planner.planner_link import PlannerLink
 from taot_client.planner.refusal_details import details_of
+from taot_client.planner.report_call import ReportCall
 
 CALL_SECONDS = 30.0
 
@@ -68,6 +69,14 @@ def test_a_refused_report_is_the_error_that_a_call_would_raise_and_the_next_goes
             calls.ReportRouting(good, timeout=CALL_SECONDS)
         assert caught.value.code() is grpc.StatusCode.NOT_FOUND
         assert details_of(caught.value).metadata["planner_epoch"] == session.planner_epoch
+
+
+def test_each_session_has_a_stream_of_its_own(planner):
+    with calls_to(planner.address) as calls:
+        for name in ("one", "other"):
+            session = calls.OpenSession(codec.encode_session_spec(spec(name)), timeout=CALL_SECONDS).session
+            for step in range(2):
+                calls.ReportRouting(codec.encode_report(session.session_id, report(step)), timeout=CALL_SECONDS)
 
 
 class Older(PlannerServiceServicer):
@@ -183,6 +192,25 @@ def test_nonsense_is_taken_for_an_answer_or_a_refusal(answer, code):
         with pytest.raises(grpc.RpcError) as caught:
             calls.ReportRouting(request, timeout=CALL_SECONDS)
         assert caught.value.code() is code
+
+
+def test_a_planner_that_has_answered_more_than_was_sent_has_not_answered_what_comes_next():
+    with other_planner(Silent([pb.StreamReportsResponse(answered_count=2**62)])) as address, calls_to(address) as calls:
+        calls.ReportRouting(codec.encode_report("s", report()), timeout=CALL_SECONDS)
+        assert times_out(calls, 1)
+
+
+def test_a_call_that_is_over_says_so_and_lets_go_of_who_waits_for_more_requests():
+    requests, is_over = [], threading.Event()
+
+    def open_call(iterator):
+        requests.append(iterator)
+        return iter([pb.StreamReportsResponse(answered_count=1)])
+
+    ReportCall(open_call).start(on_over=is_over.set)
+    assert is_over.wait(CALL_SECONDS)
+    with ThreadPoolExecutor(max_workers=1) as others:
+        assert others.submit(list, requests[0]).result(timeout=CALL_SECONDS) == []
 
 
 def test_a_link_that_closes_leaves_no_thread(planner):
