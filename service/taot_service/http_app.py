@@ -11,6 +11,7 @@ from prometheus_client.exposition import choose_encoder
 from taot_planning import __version__
 from taot_service.browser_guard import BrowserGuard
 from taot_service.http_gate import HttpGate
+from taot_service.http_refusal import REFUSALS
 from taot_service.locks import Locks
 from taot_service.login_routes import login_routes
 from taot_service.logins import Logins
@@ -46,7 +47,7 @@ def create_http_app(planner: Planner, locks: Locks | None = None) -> FastAPI:
         return PlainTextResponse("draining\n" if planner.is_draining else "warming up\n", status_code=503)
 
     @app.get("/metrics/", include_in_schema=False)
-    @app.get("/metrics", response_class=PlainTextResponse)
+    @app.get("/metrics", response_class=PlainTextResponse, responses=REFUSALS)
     async def metrics(request: Request) -> Response:
         """Hands the metrics to Prometheus."""
         encode, content_type = choose_encoder(request.headers.get("accept", ""))

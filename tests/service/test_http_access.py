@@ -19,6 +19,7 @@ from scraped import samples_of
 from taot_api.v1 import planner_pb2 as pb
 from taot_service.config import ServiceConfig
 from taot_service.failure_bound import BURST
+from taot_service.http_gate import PROBES
 from taot_service.locks import exposure_warnings
 
 CHANGES = {"x-taot-request": "1"}
@@ -51,6 +52,13 @@ def browser_of(port: int, **options) -> httpx.Client:
 def status_of(http, path: str, headers) -> int:
     with http.stream("GET", path, headers=headers) as response:  # events have no end
         return response.status_code
+
+
+def test_the_api_document_names_what_the_gate_refuses(http):
+    paths = http.get("/openapi.json", headers=bearer(READ)).json()["paths"]
+    told = {path: operation["responses"].keys() for path, by in paths.items() for operation in by.values()}
+    assert told.keys() > {"/login", "/metrics", "/v1/events", *PROBES}
+    assert [path for path in told if path not in PROBES and not told[path] >= {"401", "403", "421", "429"}] == []
 
 
 @pytest.mark.parametrize("path", READS)
