@@ -104,9 +104,8 @@ class HostilePlanner(grpc.GenericRpcHandler):
             return self._pass_on(method, data, context)
         self._note(method, fault)
         if fault.startswith("answers ") and fault.removeprefix("answers ") in grpc.StatusCode.__members__:
-            context.abort(
-                grpc.StatusCode[fault.removeprefix("answers ")], "\u2603 no reason" * self._source.choice((1, 50))
-            )
+            code = grpc.StatusCode[fault.removeprefix("answers ")]
+            self._break_off(code, "\u2603 no reason" * self._source.choice((1, 50)), context)
         return self._spoil(fault, method, data, context)
 
     def _spoil(self, fault: str, method: str, data: bytes, context: grpc.ServicerContext) -> bytes:
@@ -132,6 +131,11 @@ class HostilePlanner(grpc.GenericRpcHandler):
         elif fault == "call passed on twice":
             return self._pass_on(method, data, context)
         return answer[: len(answer) // 2] if fault == "answers a truncated message" else answer
+
+    def _break_off(self, code: grpc.StatusCode, why: str, context: grpc.ServicerContext) -> None:
+        if code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # without advice an agent is silent for half a minute
+            context.set_trailing_metadata(((DETAILS_KEY, _advice(seconds=self._source.uniform(0, 1))),))
+        context.abort(code, why)
 
     def _stay_silent(self, context: grpc.ServicerContext) -> bytes:
         _hold(context, seconds=60)
@@ -192,9 +196,7 @@ class HostilePlanner(grpc.GenericRpcHandler):
         elif fault != "ends before the answer":
             name = fault.removeprefix("breaks off with ")
             code = grpc.StatusCode.__members__.get(name, self._source.choice(CODES))
-            if code is grpc.StatusCode.RESOURCE_EXHAUSTED:  # without advice an agent is silent for half a minute
-                context.set_trailing_metadata(((DETAILS_KEY, _advice(seconds=self._source.uniform(0, 1))),))
-            context.abort(code, "no reason")
+            self._break_off(code, "no reason", context)
 
     # Plans on their way to the agent.
 
@@ -210,7 +212,7 @@ class HostilePlanner(grpc.GenericRpcHandler):
                     continue
                 self._note(method, fault)
                 if fault.startswith("breaks off with "):
-                    context.abort(self._source.choice(CODES), "no reason")
+                    self._break_off(self._source.choice(CODES), "no reason", context)
                 if fault == "ends":
                     return
                 if fault == "late":

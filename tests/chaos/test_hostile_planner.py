@@ -71,7 +71,7 @@ def hostile_planner(folder: Path, planners: list[KeptPlanner], *, first_seed: in
 
 def suffer(hostile: Hostile, planners: list[KeptPlanner], job: ChaosJob, *, until, source: random.Random) -> None:
     """Stops and kills the planners behind now and then, until enough has happened or time is up."""
-    pause, end = threading.Event(), time.monotonic() + number("FAULT_SECONDS", 900)
+    pause, end = threading.Event(), time.monotonic() + number("FAULT_SECONDS", 400)
     while not until(hostile.faults()):
         assert time.monotonic() < end, f"not every fault came up, or was refused: {hostile.faults()}"
         pause.wait(1.0)
@@ -111,7 +111,7 @@ def behind() -> Iterator[list[KeptPlanner]]:
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("plan_source", ["ahead", "blocking"])
 def test_every_fault_of_a_hostile_planner_is_survived(behind, tmp_path, caplog, plan_source):
     first_seed = seed()
