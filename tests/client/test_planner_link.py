@@ -142,3 +142,19 @@ def test_a_planner_that_comes_back_on_its_port_is_found_and_plans_flow_again():
         assert eventually(replanned)
         assert link.num_reconnects >= 1
         link.close()
+
+
+def test_a_link_says_goodbye_also_where_its_threads_end_first(planner, monkeypatch):
+    link = PlannerLink(planner.address, spec("goodbye"))
+    assert link.start(wait=WAIT) is None
+    end_watch = link._end_watch
+
+    def end_watch_and_wait():
+        end_watch()
+        for thread in link._threads:
+            thread.join(timeout=WAIT.total_seconds())
+
+    monkeypatch.setattr(link, "_end_watch", end_watch_and_wait)
+    link.close()
+    assert not any(thread.is_alive() for thread in link._threads)
+    assert "goodbye" not in [session.spec.group for session in planner.planner.sessions]

@@ -149,12 +149,14 @@ class PlannerLink:
         """Says goodbye, waiting for at most a second, and ends the threads."""
         if self._channel is None or os.getpid() != self._pid or self._closing.is_set():
             return
+        # Before the threads end, which are no longer connected then.
+        session = self._session if says_goodbye and self.is_connected else None
         self._closing.set()
         self._reports.close()
         self._end_watch()
-        if says_goodbye and self._session is not None and self.is_connected:
+        if session is not None:
             try:
-                self._stub.CloseSession(pb.CloseSessionRequest(session_id=self._session.session_id), timeout=1.0)
+                self._stub.CloseSession(pb.CloseSessionRequest(session_id=session.session_id), timeout=1.0)
             except grpc.RpcError as error:
                 logger.info("no goodbye to the planner at %s: %s", self._address, describe(error))
         self._channel.close()  # ends calls in flight, and with them the threads
