@@ -71,7 +71,23 @@ def split_copies(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the obj
 
     All arrays are read-only; `caps_R` may be `NO_CAPS`.
     """
+    copies_CF, tokens_RK = load_guests(counts_RE, home_E, nodes_R, speeds_R, caps_R, guests_RK)
+    return tokens_RK, choose_sources(counts_RE, nodes_R, copies_CF, tokens_RK)
+
+
+@kernel
+def load_guests(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
+    counts_RE: IntArray,
+    home_E: IntArray,
+    nodes_R: IntArray,
+    speeds_R: IntArray,
+    caps_R: IntArray,
+    guests_RK: IntArray,
+) -> tuple[IntArray, IntArray]:
+    """The copies of experts, see `list_copies`, and the tokens of each guest: all of `split_copies` but whose tokens.
+
+    Shape: [copies, fields], [ranks, slots].
+    """
     copies_CF = list_copies(home_E, nodes_R, guests_RK)
     tokens_RK = load_copies(counts_RE, home_E, copies_CF, speeds_R, caps_R, guests_RK.shape[1])
-    tokens_RK = reduce_crossings(counts_RE, nodes_R, copies_CF, tokens_RK)
-    return tokens_RK, choose_sources(counts_RE, nodes_R, copies_CF, tokens_RK)
+    return copies_CF, reduce_crossings(counts_RE, nodes_R, copies_CF, tokens_RK)

@@ -51,7 +51,8 @@ def strain(loads_R: IntArray, topology: Topology) -> tuple[int, int]:
 def pace_of(loads_R: IntArray, topology: Topology) -> int:
     """The smallest pace at which ranks with these loads have ended, whatever their token caps."""
     if topology.speed_milli_R is None:
-        return int(loads_R.max())
+        fullest: int = max(loads_R.tolist())  # of a few numbers that is quicker
+        return fullest
     speeds_R = topology.speed_milli_R
     fastest = int(speeds_R.max())
     # Capacities are rounded up, so all but the last token must be done before the pace.

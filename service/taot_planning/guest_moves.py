@@ -74,14 +74,14 @@ def guest_sources(guests_RK: IntArray, *, home_E: IntArray, topology: Topology) 
 
 
 def _list_moves(guests_RK: IntArray, home_E: IntArray, topology: Topology, resident_RK: IntArray) -> GuestMoves:
-    moves_G3, cost_milli, num_intra = _list(
+    moves_G3, cost_milli, num_intra = find_moves(
         read_only(guests_RK), home_E, topology.cost_milli_RR, topology.nodes_R, resident_RK, topology.has_relay
     )
     return GuestMoves(moves_G3=moves_G3, cost_milli=cost_milli, num_intra=num_intra)
 
 
 @brief_kernel
-def _list(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
+def find_moves(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
     guests_RK: IntArray,
     home_E: IntArray,
     cost_RR: IntArray,

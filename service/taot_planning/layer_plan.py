@@ -130,7 +130,7 @@ def plan_from_guests(problem: LayerProblem, guests_RK: IntArray) -> LayerPlan:
 
 
 @brief_kernel
-def _are_possible(guests_RK: IntArray, home_E: IntArray, slots_R: IntArray) -> bool:
+def are_possible(guests_RK: IntArray, home_E: IntArray, slots_R: IntArray) -> bool:
     """Whether `check_guests` has nothing to say; one pass, since it is asked for every layer of every plan."""
     for rank in range(guests_RK.shape[0]):
         for slot in range(guests_RK.shape[1]):
@@ -150,7 +150,7 @@ def _is_possible(
     guests_RK: IntArray, quota_SRK: IntArray, home_E: IntArray, slots_R: IntArray, counts_RE: IntArray
 ) -> bool:
     """Whether `check_plan` has nothing to say about guests and quotas that fit each other."""
-    return _are_possible(guests_RK, home_E, slots_R) and _are_within_counts(guests_RK, quota_SRK, counts_RE)
+    return are_possible(guests_RK, home_E, slots_R) and _are_within_counts(guests_RK, quota_SRK, counts_RE)
 
 
 @brief_kernel
@@ -180,7 +180,7 @@ def check_guests(guests_RK: IntArray, *, home_E: IntArray, slots_R: IntArray) ->
     shape = [slots_R.size, int(slots_R.max(initial=0))]
     if list(guests_RK.shape) != shape:
         raise ValueError(f"guests must be [ranks, slots] = {shape}, got {list(guests_RK.shape)}")
-    if not _are_possible(read_only(guests_RK), read_only(home_E), read_only(slots_R)):
+    if not are_possible(read_only(guests_RK), read_only(home_E), read_only(slots_R)):
         _refuse_guests(guests_RK, home_E, slots_R)
 
 

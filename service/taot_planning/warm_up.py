@@ -36,4 +36,6 @@ def warm_up(algorithms: Iterable[str] = tuple(ALGORITHMS), *, has_recent: bool =
         check_guests(plan.guests_RK, home_E=problem.home_E, slots_R=problem.topology.slots_R)  # as agents do
         plan.stats(problem)
     if has_recent and "taot" in algorithms:
-        plan_layer(replace(problem, recent_tokens_NE=np.array([[2, 2, 2, 2]])), algorithm="taot")
+        recent = replace(problem, recent_tokens_NE=np.array([[2, 2, 2, 2]]))
+        plan_layer(recent, algorithm="taot")
+        place_together(batch_of([recent]), PlanningOptions())

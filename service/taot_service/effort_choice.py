@@ -1,4 +1,7 @@
-"""How hard to search for the next layer of a plan that should be published soon. Pure; time is an argument."""
+"""How hard to search for the next layers of a plan that should be published soon, and for how many at a time.
+
+Pure; time is an argument.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,13 @@ REMEMBERED_PART = 0.95
 """What is left of a time for `balanced` after every plan without such a layer: one slow layer keeps others from being
 tried for some plans, not for good. Where it takes five times too long it is tried once every 30 plans or so."""
 
+BATCH_SECONDS = 0.004
+"""What a batch of layers takes, for which others wait at most: less than a slice, and a hundred times what it costs to
+begin one."""
+
+PARTS = 4
+"""A batch is this part of what is left at most, so that threads which share a report end together."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EffortSeconds:
@@ -20,6 +30,10 @@ class EffortSeconds:
 
     balanced: float = 0.0
     """With the effort `balanced`."""
+
+    def of(self, effort: Effort) -> float:
+        """That of an effort; 0 where it is not known, which it never is of `exact`."""
+        return {"fast": self.fast, "balanced": self.balanced}.get(effort, 0.0)
 
     def with_layer(self, effort: Effort, seconds: float) -> EffortSeconds:
         """The same after one more layer."""
@@ -57,3 +71,14 @@ def choose_effort(
         return asked
     needed_seconds = layer_seconds.balanced + (layers_left - 1) * layer_seconds.fast
     return "fast" if is_contended or needed_seconds > spare_seconds else "balanced"
+
+
+def choose_batch(layer_seconds: float, layers_left: int) -> int:
+    """How many layers to plan in one go, 1 or more.
+
+    Args:
+        layer_seconds: what a layer takes; 0: not known yet.
+        layers_left: layers that may still be begun.
+    """
+    in_time = int(BATCH_SECONDS / layer_seconds) if layer_seconds else 1
+    return max(min(in_time, -(-layers_left // PARTS)), 1)

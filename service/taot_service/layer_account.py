@@ -10,7 +10,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from taot_planning import LayerPlan, LayerProblem, PlanStats
+from taot_planning.algorithms.tolerance import AHEAD
 from taot_planning.arrays import IntArray
+from taot_planning.explanation import Gate
+from taot_planning.layer_batch import PlacedLayer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,6 +59,20 @@ def account_for(plan: LayerPlan, problem: LayerProblem, stats: PlanStats) -> Lay
         home_loads_R=problem.loads.load_R,
         tokens_RK=plan.tokens_RK,
         considered=tuple(_considered(plan, problem, stats)),
+    )
+
+
+def account_for_placed(placed: PlacedLayer) -> LayerAccount:
+    """Draws up the account of guests that were placed together with those of other layers."""
+    only = ConsideredPlan(
+        name=AHEAD,
+        imbalance=placed.stats.imbalance_after,
+        weighted_cost=placed.stats.weighted_cost,
+        is_chosen=True,
+    )
+    has_way = Gate.WITHIN_TOLERANCE not in placed.gates
+    return LayerAccount(
+        home_loads_R=placed.home_loads_R, tokens_RK=placed.tokens_RK, considered=(only,) if has_way else ()
     )
 
 

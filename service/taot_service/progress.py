@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 
 from taot_service.effort_choice import EffortSeconds
 from taot_service.layer_solution import LayerSolution
 
 
 class Progress:
-    """Hands out layers one by one, and collects what came of them."""
+    """Hands out layers in their order, and collects what came of them."""
 
     def __init__(self, *, num_layers: int) -> None:
         self.is_dropped = False
@@ -37,27 +38,26 @@ class Progress:
         solved = [solution for solution in self._solution_L if solution is not None]
         return solved if len(solved) == len(self._solution_L) else None
 
-    def begin_layer(self) -> int | None:
-        """The next layer for the thread that asks, which then tells what came of it; None: there is none left."""
+    def begin_layers(self, most: int) -> range:
+        """The next layers for the thread that asks, which then tells what came of them; empty: there are none left."""
         with self._lock:
-            if not self.layers_left:
-                return None
-            self._num_begun += 1
-            self._num_open += 1
-            return self._num_begun - 1
+            begun = range(self._num_begun, self._num_begun + min(most, self.layers_left))
+            self._num_begun = begun.stop
+            self._num_open += len(begun)
+            return begun
 
-    def note(self, layer: int, solution: LayerSolution, *, seconds: float) -> None:
-        """A layer that was begun is solved; 0 seconds where its solution was there before."""
+    def note(self, layers: range, solutions: Sequence[LayerSolution], *, seconds: float) -> None:
+        """Layers that were begun are solved, each in some seconds; 0 where its solution was there before."""
         with self._lock:
-            self.layer_seconds = self.layer_seconds.with_layer(solution.effort, seconds)
-            self._solution_L[layer] = solution
-            self._end_layer()
+            self.layer_seconds = self.layer_seconds.with_layer(solutions[0].effort, seconds)
+            self._solution_L[layers.start : layers.stop] = solutions
+            self._end_layers(layers)
 
-    def fail(self, error: Exception) -> None:
-        """A layer that was begun cannot be solved; no other is begun any more."""
+    def fail(self, layers: range, error: Exception) -> None:
+        """Layers that were begun cannot be solved; no other is begun any more."""
         with self._lock:
             self._failure = self._failure or error
-            self._end_layer()
+            self._end_layers(layers)
 
     def wait_for_begun(self) -> None:
         """Waits until nobody has a layer in hand.
@@ -70,7 +70,7 @@ class Progress:
         if self._failure is not None:
             raise self._failure
 
-    def _end_layer(self) -> None:
-        self._num_open -= 1
+    def _end_layers(self, layers: range) -> None:
+        self._num_open -= len(layers)
         if self._num_open == 0:
             self._is_idle.notify_all()

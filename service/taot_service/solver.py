@@ -1,47 +1,130 @@
-"""Plans one layer of a report and joins the layers to a plan: checked before anyone sees it."""
+"""Plans layers of a report and joins them to a plan: checked before anyone sees it."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import groupby
+
+import numpy as np
 
 from taot_api.published_plan import PublishedStats
-from taot_planning import LayerPlan, LayerProblem, PlanStats, Topology, check_plan, plan_layer
-from taot_planning.options import Effort
-from taot_planning.step_time import predict_static_seconds
+from taot_planning import LayerProblem, PlanStats, Topology, check_plan, plan_layer
+from taot_planning.arrays import IntArray
+from taot_planning.guest_moves import list_moves
+from taot_planning.layer_batch import LayerBatch, PlacedLayer, can_place_together, place_together
+from taot_planning.options import Effort, PlanningOptions
+from taot_planning.step_time import predict_seconds, predict_static_seconds
 from taot_service.effort_choice import EffortSeconds
-from taot_service.layer_account import account_for
+from taot_service.layer_account import account_for, account_for_placed
 from taot_service.layer_solution import LayerSolution
 from taot_service.planning_work import PlanningWork, Purpose, SolvedPlan
 
 
-def solve_layer(work: PlanningWork, index: int, *, effort: Effort, measured_topology: Topology) -> LayerSolution:
-    """Plans one layer of a report; `measured_topology` is that of `measured_topology_of`."""
-    layer, has_quotas = work.layers[index], work.purpose is Purpose.CALLER
+def solve_layers(
+    work: PlanningWork, layers: range, *, effort: Effort, measured_topology: Topology
+) -> list[LayerSolution]:
+    """Plans layers of a report, together where that gives the same.
+
+    Args:
+        work: the report.
+        layers: which of its layers.
+        effort: how hard to search.
+        measured_topology: that of `measured_topology_of`.
+    """
+    asked = work.spec.options
+    options = asked if effort == asked.effort else replace(asked, effort=effort)
+    solutions: list[LayerSolution] = []
+    for _, group in groupby(layers, key=lambda index: work.layers[index].num_experts):
+        alike = list(group)
+        start = time.perf_counter()
+        placed_L = _place_together(work, alike, options)
+        seconds = (time.perf_counter() - start) / len(alike)
+        for index, placed in zip(alike, placed_L, strict=True):
+            if placed is None:
+                solutions.append(_solve_alone(work, index, options, measured_topology))
+            else:
+                solutions.append(_solution_of(placed, work, index, effort, measured_topology, seconds))
+    return solutions
+
+
+def _place_together(
+    work: PlanningWork, layers: Sequence[int], options: PlanningOptions
+) -> Sequence[PlacedLayer | None]:
+    """One entry per layer, None for those that are to be planned each by itself."""
+    is_ahead = bool(work.recent_L) and work.purpose is not Purpose.CALLER
+    declares_rates = any(work.layers[index].token_picoseconds for index in layers)
+    if not is_ahead or declares_rates or not can_place_together(work.spec.algorithm, options, work.spec.topology):
+        return [None] * len(layers)
+    batch = LayerBatch(
+        counts_LRE=_stack([work.report.counts_L[index] for index in layers]),
+        home_LE=_stack([work.layers[index].home_E for index in layers]),
+        recent_LNE=_stack([work.recent_L[index] for index in layers]),
+        topology=work.spec.topology,
+    )
+    return place_together(batch, options)
+
+
+def _solution_of(  # noqa: PLR0913, PLR0917
+    placed: PlacedLayer, work: PlanningWork, index: int, effort: Effort, measured_topology: Topology, seconds: float
+) -> LayerSolution:
+    timed = _timed(work, index, measured_topology)
+    gain_seconds = None if timed is None else _predict_gain(timed, placed.guests_RK, placed.loads_R, placed.tokens_RK)
+    return LayerSolution(
+        guests_RK=placed.guests_RK,
+        quota_SRK=None,
+        stats=_published(placed.stats, work, index, seconds=seconds, gain_seconds=gain_seconds),
+        gates=placed.gates,
+        intra_guests=placed.stats.intra_guests,
+        inter_guests=placed.stats.inter_guests,
+        effort=effort,
+        account=account_for_placed(placed),
+    )
+
+
+def _stack(array_L: list[IntArray]) -> IntArray:
+    stacked_L = np.stack(array_L)
+    stacked_L.setflags(write=False)
+    return stacked_L
+
+
+def _solve_alone(
+    work: PlanningWork, index: int, options: PlanningOptions, measured_topology: Topology
+) -> LayerSolution:
+    has_quotas = work.purpose is Purpose.CALLER
     start = time.perf_counter()
     problem = _problem_of(work, index)
-    plan = _plan_checked(problem, work, effort)
-    timed = _timed(problem, work, index, measured_topology)
-    stats = plan.stats(timed)
-    gain_seconds = _predict_gain(timed, stats)
-    planning_seconds = time.perf_counter() - start
+    plan = plan_layer(problem, algorithm=work.spec.algorithm, options=options)
+    check_plan(plan, problem)
+    stats = plan.stats(problem)
+    timed = problem if problem.rates is not None else _timed(work, index, measured_topology)
+    gain_seconds = (
+        None if timed is None else _predict_gain(timed, plan.guests_RK, plan.loads_R(problem), plan.tokens_RK)
+    )
+    seconds = time.perf_counter() - start
     return LayerSolution(
         guests_RK=plan.guests_RK,
         quota_SRK=plan.quota_SRK if has_quotas else None,
-        stats=PublishedStats(
-            imbalance_before=stats.imbalance_before,
-            imbalance_after=stats.imbalance_after,
-            weighted_cost=stats.weighted_cost,
-            transfer_size_bytes=(stats.intra_guests + stats.inter_guests) * layer.expert_size_bytes,
-            planning_seconds=planning_seconds,
-            predicted_gain_seconds=gain_seconds,
-        ),
+        stats=_published(stats, work, index, seconds=seconds, gain_seconds=gain_seconds),
         gates=plan.explanation.gates,
         intra_guests=stats.intra_guests,
         inter_guests=stats.inter_guests,
-        effort=effort,
+        effort=options.effort,
         account=None if has_quotas else account_for(plan, problem, stats),  # nobody asks about the plan of a caller
+    )
+
+
+def _published(
+    stats: PlanStats, work: PlanningWork, index: int, *, seconds: float, gain_seconds: float | None
+) -> PublishedStats:
+    return PublishedStats(
+        imbalance_before=stats.imbalance_before,
+        imbalance_after=stats.imbalance_after,
+        weighted_cost=stats.weighted_cost,
+        transfer_size_bytes=(stats.intra_guests + stats.inter_guests) * work.layers[index].expert_size_bytes,
+        planning_seconds=seconds,
+        predicted_gain_seconds=gain_seconds,
     )
 
 
@@ -79,29 +162,27 @@ def _problem_of(work: PlanningWork, index: int) -> LayerProblem:
     )
 
 
-def _plan_checked(problem: LayerProblem, work: PlanningWork, effort: Effort) -> LayerPlan:
-    options = work.spec.options if effort == work.spec.options.effort else replace(work.spec.options, effort=effort)
-    plan = plan_layer(problem, algorithm=work.spec.algorithm, options=options)
-    check_plan(plan, problem)
-    return plan
-
-
-def _timed(problem: LayerProblem, work: PlanningWork, index: int, measured_topology: Topology) -> LayerProblem:
-    """The problem with measured rates, for predictions alone; as it is where the session declares its own."""
+def _timed(work: PlanningWork, index: int, measured_topology: Topology) -> LayerProblem | None:
+    """The problem with measured rates, for predictions alone; None where they are not known."""
     measured, layer = work.report.measured_rates, work.layers[index]
-    if problem.rates is not None or measured is None or work.layers is not work.spec.layers:
-        return problem
-    rates = measured.rates(index, expert_size_bytes=layer.expert_size_bytes)
-    return problem if rates is None else replace(problem, topology=measured_topology, rates=rates)
-
-
-def _predict_gain(problem: LayerProblem, stats: PlanStats) -> float | None:
-    """Predicted time without guests minus with the plan, None when unknown."""
-    if stats.predicted_seconds is None:
+    if measured is None or work.layers is not work.spec.layers:
         return None
-    static_seconds = predict_static_seconds(problem)
-    assert static_seconds is not None, "what is known of a plan is known of none"
-    return static_seconds - stats.predicted_seconds
+    rates = measured.rates(index, expert_size_bytes=layer.expert_size_bytes)
+    return None if rates is None else replace(_problem_of(work, index), topology=measured_topology, rates=rates)
+
+
+def _predict_gain(timed: LayerProblem, guests_RK: IntArray, loads_R: IntArray, tokens_RK: IntArray) -> float | None:
+    """Predicted time without guests minus with them, None when unknown.
+
+    Args:
+        timed: the layer with its rates.
+        guests_RK: expert in each guest slot, -1 where empty. Shape: [ranks, slots].
+        loads_R: tokens each rank computes. Shape: [ranks].
+        tokens_RK: those of each guest. Shape: [ranks, slots].
+    """
+    static_seconds = predict_static_seconds(timed)
+    seconds = predict_seconds(timed, list_moves(timed, guests_RK), loads_R, tokens_RK.sum(axis=1))
+    return None if static_seconds is None or seconds is None else static_seconds - seconds
 
 
 def _sum_stats(layer_stats_L: list[PublishedStats]) -> PublishedStats:

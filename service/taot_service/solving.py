@@ -1,4 +1,4 @@
-"""Takes a piece of work as far as it may go, layer by layer. Runs in solver threads.
+"""Takes a piece of work as far as it may go, some layers at a time. Runs in solver threads.
 
 One thread has the work in hand; others that nobody else wants may help it, each with layers of its own.
 """
@@ -10,21 +10,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from taot_planning import Topology
-from taot_planning.options import Effort
-from taot_service.effort_choice import choose_effort
+from taot_service.effort_choice import choose_batch, choose_effort
 from taot_service.improvement import is_better
 from taot_service.layer_solution import LayerSolution
 from taot_service.planning_work import PlanningWork, SolvedPlan, SolverFailure
-from taot_service.solver import join_layers, measured_topology_of, solve_layer
+from taot_service.solver import join_layers, measured_topology_of, solve_layers
 from taot_service.work_queue import Pressure, must_give_way
 
 
 def advance(work: PlanningWork, *, pressure: Callable[[], Pressure]) -> SolvedPlan | SolverFailure | None:
-    """Plans at least one more layer. The top of a solver thread: it returns a failure instead of raising.
+    """Plans at least one more batch of layers. The top of a solver thread: it returns a failure instead of raising.
 
     Args:
         work: the report; how far it has come is noted in its `progress`.
-        pressure: what else waits for the solver, asked after every layer.
+        pressure: what else waits for the solver, asked after every batch.
 
     Returns:
         The whole plan, or why there is none; None when the work has given way and is to be taken up again.
@@ -38,8 +37,8 @@ def advance(work: PlanningWork, *, pressure: Callable[[], Pressure]) -> SolvedPl
 def assist(work: PlanningWork, *, pressure: Callable[[], Pressure]) -> None:
     """Plans layers of work that another thread has in hand, as long as nothing else waits for this one."""
     topology = measured_topology_of(work)
-    while not pressure().is_any and (layer := work.progress.begin_layer()) is not None:
-        _plan_layer(work, layer, topology, pressure())
+    while not pressure().is_any and _plan_some(work, topology, pressure()):
+        pass
 
 
 def _advance(work: PlanningWork, pressure: Callable[[], Pressure]) -> SolvedPlan | SolverFailure | None:
@@ -47,10 +46,9 @@ def _advance(work: PlanningWork, pressure: Callable[[], Pressure]) -> SolvedPlan
     if progress.started_seconds is None:
         progress.started_seconds = slice_start
     topology = measured_topology_of(work)
-    while not _is_over(work) and (layer := progress.begin_layer()) is not None:
-        has_planned = _plan_layer(work, layer, topology, pressure())
+    while not _is_over(work) and _plan_some(work, topology, pressure()):
         sliced_seconds = time.monotonic() - slice_start
-        if has_planned and must_give_way(work.purpose, sliced_seconds=sliced_seconds, pressure=pressure()):
+        if must_give_way(work.purpose, sliced_seconds=sliced_seconds, pressure=pressure()):
             break
     progress.wait_for_begun()
     solution_L = progress.solution_L
@@ -65,38 +63,35 @@ def _is_over(work: PlanningWork) -> bool:
     return work.progress.is_dropped
 
 
-def _plan_layer(work: PlanningWork, layer: int, topology: Topology, pressure: Pressure) -> bool:
-    """Plans a layer that was begun. Returns whether there was anything to plan."""
-    kept, start_seconds = _kept_layer(work, layer), time.monotonic()
-    if kept is not None:
-        work.progress.note(layer, kept, seconds=0.0)
+def _plan_some(work: PlanningWork, topology: Topology, pressure: Pressure) -> bool:
+    """Plans the next layers. Returns whether there were any."""
+    start_seconds, progress = time.monotonic(), work.progress
+    layer_seconds, layers_left = progress.layer_seconds.or_else(work.layer_seconds), progress.layers_left
+    effort = choose_effort(
+        work.spec.options.effort,
+        spare_seconds=None if work.publish_seconds is None else work.publish_seconds - start_seconds,
+        layers_left=layers_left,
+        is_contended=pressure.is_any,
+        layer_seconds=layer_seconds,
+    )
+    layers = progress.begin_layers(1 if work.improves else choose_batch(layer_seconds.of(effort), layers_left))
+    if not layers:
         return False
     try:
-        effort = _effort_of(work, start_seconds, pressure)
-        solution = solve_layer(work, layer, effort=effort, measured_topology=topology)
+        solutions = _kept(work, layers) or solve_layers(work, layers, effort=effort, measured_topology=topology)
     except Exception as error:  # noqa: BLE001 - raised again by the thread that has the work in hand
-        work.progress.fail(error)
+        progress.fail(layers, error)
     else:
-        work.progress.note(layer, solution, seconds=time.monotonic() - start_seconds)
+        progress.note(layers, solutions, seconds=(time.monotonic() - start_seconds) / len(layers))
     return True
 
 
-def _kept_layer(work: PlanningWork, index: int) -> LayerSolution | None:
+def _kept(work: PlanningWork, layers: range) -> list[LayerSolution]:
     """The layer of the plan that is improved, where it was searched for as hard as asked."""
     if work.improves is None:
-        return None
-    layer = work.improves.solution_L[index]
-    return layer if layer.effort == work.spec.options.effort else None
-
-
-def _effort_of(work: PlanningWork, now_seconds: float, pressure: Pressure) -> Effort:
-    return choose_effort(
-        work.spec.options.effort,
-        spare_seconds=None if work.publish_seconds is None else work.publish_seconds - now_seconds,
-        layers_left=work.progress.layers_left + 1,  # this one has begun
-        is_contended=pressure.is_any,
-        layer_seconds=work.progress.layer_seconds.or_else(work.layer_seconds),
-    )
+        return []
+    old = work.improves.solution_L[layers.start]
+    return [old] if old.effort == work.spec.options.effort else []
 
 
 def _join(work: PlanningWork, layers: list[LayerSolution]) -> SolvedPlan:

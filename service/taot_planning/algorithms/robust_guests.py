@@ -15,11 +15,13 @@ from types import MappingProxyType
 import numpy as np
 
 from taot_planning.algorithms.scenario_search import search_robust_guests
-from taot_planning.algorithms.scenarios import SCALE, make_scenarios
+from taot_planning.algorithms.scenarios import SCALE, make_up
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.capacity import capacities_at, pace_for
+from taot_planning.kernel import kernel
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.options import Effort, PlanningOptions
+from taot_planning.topology import Topology
 
 RANK_ROUNDS: Mapping[Effort, int] = MappingProxyType({"fast": 24, "balanced": 192})
 """Rounds of improvement times ranks: a round takes longer with more ranks. Groups of more than 24 ranks get the first
@@ -47,26 +49,53 @@ def place_for_recent(problem: LayerProblem, recent_tokens_NE: IntArray, options:
     """
     if problem.topology.max_slots == 0:
         return np.empty((problem.num_ranks, 0), dtype=np.int64)
-    scenarios_JE = make_scenarios(problem.counts_RE, recent_tokens_NE, stretch_percent=options.stretch_percent)
-    topology, rounds = problem.topology, RANK_ROUNDS[options.effort] // problem.num_ranks
-    return search_robust_guests(
-        read_only(scenarios_JE),
+    topology, rounds = problem.topology, rounds_for(problem.num_ranks, options.effort)
+    return find_robust_guests(
+        problem.counts_RE,
+        read_only(recent_tokens_NE),
+        options.stretch_percent,
         problem.home_E,
         topology.cost_milli_RR,
         topology.slots_R,
-        _scaled_capacities(problem, options.tolerance_ppm),
+        scaled_capacities(problem.loads.total, options.tolerance_ppm, topology),
         rounds,
-        RESCUE_FACTOR * rounds,
     )
 
 
-def _scaled_capacities(problem: LayerProblem, tolerance_ppm: int) -> IntArray:
-    """What each rank may have of `SCALE` tokens. Shape: [ranks]."""
-    topology, pace = problem.topology, pace_for(SCALE, tolerance_ppm, problem.topology)
+def rounds_for(num_ranks: int, effort: Effort) -> int:
+    """Rounds of improvement of a group."""
+    return RANK_ROUNDS[effort] // num_ranks
+
+
+@kernel
+def find_robust_guests(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
+    counts_RE: IntArray,
+    recent_NE: IntArray,
+    stretch_percent: int,
+    home_E: IntArray,
+    cost_RR: IntArray,
+    slots_R: IntArray,
+    cap_R: IntArray,
+    rounds: int,
+) -> IntArray:
+    """Does what `place_for_recent` does. Arrays are read-only; `cap_R` as `scaled_capacities` gives it."""
+    scenarios_JE = make_up(counts_RE, recent_NE, stretch_percent)
+    return search_robust_guests(scenarios_JE, home_E, cost_RR, slots_R, cap_R, rounds, RESCUE_FACTOR * rounds)
+
+
+def scaled_capacities(total: int, tolerance_ppm: int, topology: Topology) -> IntArray:
+    """What each rank may have of `SCALE` tokens. Shape: [ranks].
+
+    Args:
+        total: tokens of the newest micro-batch; token caps are in proportion to it, all else does not depend on it.
+        tolerance_ppm: residual imbalance asked for, in parts per million.
+        topology: the ranks.
+    """
+    pace = pace_for(SCALE, tolerance_ppm, topology)
     if topology.token_cap_R is None:
         return read_only(capacities_at(pace, topology))
     capacity_R = capacities_at(pace, replace(topology, token_cap_R=None))
-    total = max(int(problem.counts_RE.sum()), 1)
+    total = max(total, 1)
     # No rank has more than all tokens; caps without a limit would overflow.
     share_R = np.minimum(topology.token_cap_R, total) * (SCALE / total)
     return read_only(np.minimum(capacity_R, np.floor(share_R).astype(np.int64)))

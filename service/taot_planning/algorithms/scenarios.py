@@ -41,7 +41,7 @@ def make_scenarios(counts_RE: IntArray, recent_tokens_NE: IntArray, *, stretch_p
         Tokens of each expert, `SCALE` in all but for rounding: the newest micro-batch and older ones that resemble it,
         then the halves. Shape: [scenarios, experts].
     """
-    return _make_up(read_only(counts_RE), read_only(recent_tokens_NE), stretch_percent)
+    return make_up(read_only(counts_RE), read_only(recent_tokens_NE), stretch_percent)
 
 
 @inner_kernel
@@ -103,7 +103,7 @@ def _fill_halves(group_GE: IntArray, strays_JE: IntArray) -> None:
 
 
 @kernel
-def _make_up(counts_RE: IntArray, recent_NE: IntArray, stretch_percent: int) -> IntArray:
+def make_up(counts_RE: IntArray, recent_NE: IntArray, stretch_percent: int) -> IntArray:
     """Does what `make_scenarios` does, in one kernel: it is asked for every layer of every plan."""
     num_experts, group_GE = counts_RE.shape[1], _add_groups(counts_RE)
     scaled_NE = np.zeros((1 + recent_NE.shape[0], num_experts), dtype=np.int64)

@@ -20,6 +20,10 @@ from taot_planning.guest_moves import NOBODY, list_moves
 from taot_planning.layer_plan import EMPTY_SLOT, LayerPlan, plan_from_guests
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.options import Effort, PlanningOptions
+from taot_planning.topology import Topology
+
+AHEAD = "guests for the micro-batch to come"
+"""What a placement for recent micro-batches is called where it is told about."""
 
 MAX_BISECTIONS = 8
 """Paces that are tried where the tolerance cannot be reached."""
@@ -91,12 +95,23 @@ def _plan_for_recent(
     """Places guests for the micro-batch to come; gates speak of the counts at hand."""
     guests_RK = place_for_recent(problem, recent_tokens_NE, options)
     plan = LayerPlan.take_over(guests_RK=guests_RK, quota_SRK=assign_tokens(problem, guests_RK))
-    considered = [Considered(name="guests for the micro-batch to come", plan=plan)]
-    if not is_within(plan.loads_R(problem), target, problem.topology):
-        return _explain(plan, Gate.OUT_OF_REACH, considered=considered)
-    if not plan.has_guests:
-        return _explain(plan, Gate.WITHIN_TOLERANCE)
-    return _explain(plan, considered=considered)
+    gates = gates_ahead(plan.loads_R(problem), target, problem.topology, has_guests=plan.has_guests)
+    has_way = Gate.WITHIN_TOLERANCE not in gates
+    return _explain(plan, *gates, considered=[Considered(name=AHEAD, plan=plan)] if has_way else [])
+
+
+def gates_ahead(loads_R: IntArray, target: int, topology: Topology, *, has_guests: bool) -> tuple[Gate, ...]:
+    """What is to be told of guests for the micro-batch to come: whether they are enough for the counts at hand.
+
+    Args:
+        loads_R: tokens of each rank with them. Shape: [ranks].
+        target: the pace asked for.
+        topology: the ranks.
+        has_guests: whether there are any.
+    """
+    if not is_within(loads_R, target, topology):
+        return (Gate.OUT_OF_REACH,)
+    return () if has_guests else (Gate.WITHIN_TOLERANCE,)
 
 
 def _explain(plan: LayerPlan, *gates: Gate, considered: list[Considered] | None = None) -> LayerPlan:
