@@ -45,6 +45,11 @@ def make_spec(
     return SessionSpec(**(defaults | fields))
 
 
+def make_lone_spec(**fields: Any) -> SessionSpec:
+    """As `make_spec`, with placements for the counts at hand: the layers are planned one by one, by `plan_layer`."""
+    return make_spec(recent_reports=0, **fields)
+
+
 def make_counts(*, num_ranks: int, num_experts: int, num_tokens: int, top_k: int, seed: int) -> IntArray:
     """Skewed counts of `num_tokens` tokens a rank that choose `top_k` different experts each."""
     rng = np.random.default_rng(seed)

@@ -46,6 +46,16 @@ class LayerBatch:
     topology: Topology
     """The ranks, and what a move between two of them costs."""
 
+    @classmethod
+    def of(
+        cls, counts_L: list[IntArray], home_L: list[IntArray], recent_L: list[IntArray], topology: Topology
+    ) -> LayerBatch:
+        """Copies the arrays of layers, one of each per layer."""
+        counts_LRE, home_LE, recent_LNE = np.stack(counts_L), np.stack(home_L), np.stack(recent_L)
+        for array in (counts_LRE, home_LE, recent_LNE):
+            array.setflags(write=False)
+        return cls(counts_LRE=counts_LRE, home_LE=home_LE, recent_LNE=recent_LNE, topology=topology)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PlacedLayer:

@@ -8,8 +8,10 @@ from dataclasses import replace
 import numpy as np
 
 from taot_planning.algorithms import ALGORITHMS, NEEDS_SCIPY, plan_layer
+from taot_planning.layer_batch import LayerBatch, place_together
 from taot_planning.layer_plan import check_guests, check_plan, plan_from_guests
 from taot_planning.layer_problem import LayerProblem, contiguous_homes
+from taot_planning.options import PlanningOptions
 from taot_planning.topology import two_level_topology
 
 
@@ -36,6 +38,7 @@ def warm_up(algorithms: Iterable[str] = tuple(ALGORITHMS), *, has_recent: bool =
         check_guests(plan.guests_RK, home_E=problem.home_E, slots_R=problem.topology.slots_R)  # as agents do
         plan.stats(problem)
     if has_recent and "taot" in algorithms:
-        recent = replace(problem, recent_tokens_NE=np.array([[2, 2, 2, 2]]))
-        plan_layer(recent, algorithm="taot")
-        place_together(batch_of([recent]), PlanningOptions())
+        recent_NE = np.array([[2, 2, 2, 2]])
+        plan_layer(replace(problem, recent_tokens_NE=recent_NE), algorithm="taot")
+        batch = LayerBatch.of([problem.counts_RE], [problem.home_E], [recent_NE], problem.topology)
+        place_together(batch, PlanningOptions())

@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
 
-import numpy as np
-
 from taot_api.published_plan import PublishedStats
 from taot_planning import LayerProblem, PlanStats, Topology, check_plan, plan_layer
 from taot_planning.arrays import IntArray
@@ -57,11 +55,11 @@ def _place_together(
     declares_rates = any(work.layers[index].token_picoseconds for index in layers)
     if not is_ahead or declares_rates or not can_place_together(work.spec.algorithm, options, work.spec.topology):
         return [None] * len(layers)
-    batch = LayerBatch(
-        counts_LRE=_stack([work.report.counts_L[index] for index in layers]),
-        home_LE=_stack([work.layers[index].home_E for index in layers]),
-        recent_LNE=_stack([work.recent_L[index] for index in layers]),
-        topology=work.spec.topology,
+    batch = LayerBatch.of(
+        [work.report.counts_L[index] for index in layers],
+        [work.layers[index].home_E for index in layers],
+        [work.recent_L[index] for index in layers],
+        work.spec.topology,
     )
     return place_together(batch, options)
 
@@ -81,12 +79,6 @@ def _solution_of(  # noqa: PLR0913, PLR0917
         effort=effort,
         account=account_for_placed(placed),
     )
-
-
-def _stack(array_L: list[IntArray]) -> IntArray:
-    stacked_L = np.stack(array_L)
-    stacked_L.setflags(write=False)
-    return stacked_L
 
 
 def _solve_alone(

@@ -22,7 +22,8 @@ from taot_planning import (
     two_level_topology,
 )
 from taot_planning.algorithms import robust_guests
-from taot_planning.algorithms.robust_guests import make_scenarios, place_for_recent
+from taot_planning.algorithms.robust_guests import place_for_recent
+from taot_planning.algorithms.scenarios import make_scenarios
 from taot_planning.arrays import MAX_COUNT, IntArray
 from taot_planning.layer_plan import check_guests
 

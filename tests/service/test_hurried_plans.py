@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 from planner_client import planner_client, read_plan
-from routing_samples import make_report, make_spec
+from routing_samples import make_lone_spec, make_report, make_spec
 from running_planner import running_planner
 from session_book_samples import make_book, open_session, report_step, solved
 
@@ -14,7 +14,7 @@ import taot_service.solver
 from taot_api.published_plan import PublishedStats
 from taot_planning import PlanningOptions, plan_layer
 from taot_service.config import ServiceConfig
-from taot_service.effort_choice import EffortSeconds, choose_effort
+from taot_service.effort_choice import EffortSeconds, choose_batch, choose_effort
 from taot_service.improvement import is_better
 from taot_service.planning_work import Purpose
 from taot_service.solving import advance
@@ -41,6 +41,14 @@ def test_layers_are_searched_for_as_hard_as_there_is_time(asked, spare, layers_l
         layer_seconds=EffortSeconds(fast=0.01, balanced=0.1),
     )
     assert chosen == effort
+
+
+@pytest.mark.parametrize(
+    ("layer_seconds", "layers_left", "batch"),
+    [(0.0, 48, 1), (0.0005, 48, 8), (0.0005, 20, 5), (0.0005, 3, 1), (0.0015, 48, 2), (0.2, 48, 1), (0.0005, 0, 1)],
+)
+def test_as_many_layers_at_a_time_as_others_may_wait_for(layer_seconds, layers_left, batch):
+    assert choose_batch(layer_seconds, layers_left) == batch
 
 
 @pytest.mark.parametrize(
@@ -135,7 +143,7 @@ def test_work_gives_way_between_layers_and_goes_on_where_it_was(monkeypatch):
 
     monkeypatch.setattr(taot_service.solver, "plan_layer", plan)
     book = make_book()
-    session = open_session(book, make_spec(experts_L=(4, 5, 6))).session
+    session = open_session(book, make_lone_spec(experts_L=(4, 5, 6))).session
     report_step(book, session, 1)
     work = book.take_work(now_seconds=0.0)
     for layers in (1, 2):

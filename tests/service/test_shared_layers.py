@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from link_samples import eventually
 from planner_client import CALL_SECONDS, planner_client
-from routing_samples import make_report, make_spec
+from routing_samples import make_lone_spec, make_report
 from running_planner import running_planner
 
 import taot_service.solver
@@ -35,7 +35,7 @@ def wait_until_idle(planner) -> None:
 
 
 def test_two_threads_plan_layers_of_one_report_at_a_time(planner, client, monkeypatch):
-    spec = make_spec(experts_L=EXPERTS_L)
+    spec = make_lone_spec(experts_L=EXPERTS_L)
     with running_planner(ServiceConfig(solver_threads=1)) as alone, planner_client(alone.address) as lonely:
         expected = lonely.report_and_wait(lonely.open(spec), spec, make_report(spec, step=1))
     together = threading.Barrier(2, timeout=CALL_SECONDS)
@@ -62,7 +62,7 @@ def test_a_thread_that_helps_is_free_for_others_after_its_layer(planner, client,
         return plan_layer(problem, **options)
 
     monkeypatch.setattr(taot_service.solver, "plan_layer", plan)
-    large, other = make_spec(experts_L=EXPERTS_L), make_spec(training_job="other", experts_L=(64,))
+    large, other = make_lone_spec(experts_L=EXPERTS_L), make_lone_spec(training_job="other", experts_L=(64,))
     large_id, other_id = client.open(large), client.open(other)
     client.report(large_id, make_report(large, step=1))
     for _ in range(2):
@@ -78,7 +78,7 @@ def test_a_thread_that_helps_is_free_for_others_after_its_layer(planner, client,
 
 @pytest.mark.parametrize("failing", EXPERTS_L)
 def test_a_layer_that_fails_in_any_thread_fails_the_plan_and_no_other(planner, client, monkeypatch, failing):
-    spec = make_spec(experts_L=EXPERTS_L)
+    spec = make_lone_spec(experts_L=EXPERTS_L)
     session_id = client.open(spec)
     first = client.report_and_wait(session_id, spec, make_report(spec, step=1))
 

@@ -12,10 +12,11 @@ from running_planner import running_planner
 
 import taot_service.solver
 from taot_api import MeasuredRates
-from taot_planning import LayerProblem, plan_layer
+from taot_planning import LayerProblem, PlanningOptions, plan_layer
 from taot_planning.explanation import Gate
 from taot_planning.layer_problem import LayerRates
 from taot_service.config import ServiceConfig
+from taot_service.effort_choice import EffortSeconds
 from taot_service.planning_work import PlanningWork, SolvedPlan
 from taot_service.solving import advance
 from taot_service.work_queue import Pressure
@@ -61,14 +62,56 @@ def problems(monkeypatch):
     return seen
 
 
+ALONE = PlanningOptions(min_imbalance_ppm=1)
+"""Lets layers be planned one by one."""
+
+
 def test_recent_tokens_reach_their_layer(problems):
-    spec = make_spec(experts_L=(8, 12))
+    spec = make_spec(experts_L=(8, 12), options=ALONE)
     recent_L = (np.arange(16).reshape(2, 8), np.arange(24).reshape(2, 12))
     solved(spec, make_report(spec, step=3), recent_L=recent_L)
     for problem, recent_NE in zip(problems, recent_L, strict=True):
         np.testing.assert_array_equal(problem.recent_tokens_NE, recent_NE)
     solved(spec, make_report(spec, step=3))
     assert [problem.recent_tokens_NE for problem in problems[2:]] == [None, None]
+
+
+@pytest.mark.parametrize("measured", [None, MeasuredRates(token_picoseconds_L=(10**9,) * 5, bandwidth_V=(10**9,) * 2)])
+@pytest.mark.parametrize("effort", ["fast", "balanced"])
+def test_layers_planned_together_are_planned_as_each_by_itself(problems, effort, measured):
+    together = make_spec(experts_L=(8, 8, 12, 12, 8), options=PlanningOptions(effort=effort))
+    alone = dataclasses.replace(together, options=dataclasses.replace(together.options, min_imbalance_ppm=1))
+    report = dataclasses.replace(make_report(together, step=3), measured_rates=measured)
+    recent_L = [make_report(together, step=2).counts_L[index].sum(axis=0)[None] for index in range(5)]
+    layer_seconds = EffortSeconds(fast=1e-9, balanced=1e-9)  # as many at a time as may be
+    got = solved(together, report, recent_L=recent_L, layer_seconds=layer_seconds)
+    assert not problems
+    expected = solved(alone, report, recent_L=recent_L)
+    assert len(problems) == 5
+    assert got.intra_guests + got.inter_guests > 0
+    for one, other in zip(got.solution_L, expected.solution_L, strict=True):
+        np.testing.assert_array_equal(one.guests_RK, other.guests_RK)
+        np.testing.assert_array_equal(one.account.tokens_RK, other.account.tokens_RK)
+        np.testing.assert_array_equal(one.account.home_loads_R, other.account.home_loads_R)
+        assert one.account.considered == other.account.considered
+        assert dataclasses.replace(one.stats, planning_seconds=0.0) == dataclasses.replace(
+            other.stats, planning_seconds=0.0
+        )
+        assert (one.stats.predicted_gain_seconds is None) == (measured is None)
+        assert (one.gates, one.effort) == (other.gates, effort)
+
+
+def test_what_is_wrong_with_layers_planned_together_fails_the_plan(monkeypatch):
+    """Each is planned again by itself, and refused there."""
+    spec = make_spec()
+    report, recent_L = make_report(spec, step=3), [np.ones((1, 8), dtype=np.int64)] * 2
+    assert solved(spec, report, recent_L=recent_L).guests_L
+    wrong = dataclasses.replace(report, counts_L=(report.counts_L[0], -report.counts_L[1]))
+    work = PlanningWork(
+        session_id="s", spec=spec, layers=spec.layers, report=wrong, recent_L=recent_L, arrival_seconds=0.0
+    )
+    failure = advance(work, pressure=Pressure)
+    assert "counts must be between 0 and 2^31-1" in failure.message
 
 
 def test_rates_reach_their_layer_where_it_declares_them(problems):
@@ -146,7 +189,7 @@ def test_gates_are_told_layer_by_layer():
 
 
 def test_a_plan_for_the_counts_at_hand_holds_for_those_alone(client, problems):
-    spec = make_spec(recent_reports=4)
+    spec = make_spec(recent_reports=4, options=ALONE)
     session_id = client.open(spec)
     for step in (1, 2):
         client.report_and_wait(session_id, spec, make_report(spec, step=step))

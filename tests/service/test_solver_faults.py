@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from planner_client import CALL_SECONDS, refusal
-from routing_samples import make_report, make_spec
+from routing_samples import make_lone_spec, make_report
 from running_planner import running_planner
 
 import taot_service.solver
@@ -76,7 +76,7 @@ def num_calls(planner) -> int:
 
 def occupy(client, gate) -> None:
     """Gives the solver thread something that lasts until the gate opens."""
-    spec = make_spec(experts_L=(5,))
+    spec = make_lone_spec(experts_L=(5,))
     client.report(client.open(spec), make_report(spec, step=0))
     assert gate.entered.wait(timeout=CALL_SECONDS)
 
@@ -89,13 +89,13 @@ def test_everything_but_planning_is_answered_while_the_solver_is_busy(planner, c
     for path in ("livez", "readyz", "metrics", "v1/sessions"):
         url = f"http://127.0.0.1:{planner.http_port}/{path}"
         assert httpx.get(url, timeout=CALL_SECONDS, trust_env=False).status_code == 200
-    spec = make_spec()
+    spec = make_lone_spec()
     client.report(client.open(spec), make_report(spec, step=1))
 
 
 def test_plan_now_fails_at_its_deadline_and_is_not_computed_afterwards(planner, client, gate):
     occupy(client, gate)
-    spec = make_spec(experts_L=(6, 6))
+    spec = make_lone_spec(experts_L=(6, 6))
     session_id = client.open(spec)
     before = num_plans(planner, "abandoned")
     request = pb.PlanNowRequest(report=encode_report(session_id, make_report(spec, step=1)))
@@ -110,7 +110,7 @@ def test_plan_now_fails_at_its_deadline_and_is_not_computed_afterwards(planner, 
 
 
 def test_a_caller_that_leaves_costs_no_more_than_the_layer_in_work(planner, client, gate):
-    spec = make_spec(experts_L=(6, 7))
+    spec = make_lone_spec(experts_L=(6, 7))
     session_id = client.open(spec)
     request = pb.PlanNowRequest(report=encode_report(session_id, make_report(spec, step=1)))
     call = client.stub.PlanNow.future(request, timeout=CALL_SECONDS)
@@ -126,9 +126,9 @@ def test_a_caller_that_leaves_costs_no_more_than_the_layer_in_work(planner, clie
 def test_whoever_waits_is_planned_before_the_sessions(planner, client, gate):
     occupy(client, gate)
     for num_experts in (9, 10, 11):
-        spec = make_spec(experts_L=(num_experts,))
+        spec = make_lone_spec(experts_L=(num_experts,))
         client.report(client.open(spec), make_report(spec, step=1))
-    spec = make_spec(experts_L=(6,))
+    spec = make_lone_spec(experts_L=(6,))
     session_id = client.open(spec)
     request = pb.PlanNowRequest(report=encode_report(session_id, make_report(spec, step=1)))
     call = client.stub.PlanNow.future(request, timeout=CALL_SECONDS)
@@ -146,7 +146,7 @@ def test_what_waits_and_what_is_planned_is_the_queue(planner, client, gate):
     assert queued() == 0
     occupy(client, gate)
     assert queued() == 1
-    spec = make_spec()
+    spec = make_lone_spec()
     session_id = client.open(spec)
     for step in range(1, 4):
         client.report(session_id, make_report(spec, step=step))
@@ -162,7 +162,7 @@ def test_what_waits_and_what_is_planned_is_the_queue(planner, client, gate):
 
 
 def test_a_plan_for_a_session_that_has_ended_brings_no_series_back(planner, client, gate):
-    spec = make_spec(experts_L=(5,), training_job="gone-early")
+    spec = make_lone_spec(experts_L=(5,), training_job="gone-early")
     session_id = client.open(spec)
     client.report(session_id, make_report(spec, step=0))
     assert gate.entered.wait(timeout=CALL_SECONDS)
@@ -178,7 +178,7 @@ def test_a_plan_for_a_session_that_has_ended_brings_no_series_back(planner, clie
 
 def test_reports_that_pile_up_are_superseded_by_the_latest(planner, client, gate):
     occupy(client, gate)
-    spec = make_spec()
+    spec = make_lone_spec()
     session_id = client.open(spec)
     before = num_plans(planner, "superseded")
     for step in range(1, 11):
@@ -223,7 +223,7 @@ def _raise(problem, **options):
     ],
 )
 def test_a_plan_that_is_wrong_or_missing_leaves_the_one_in_force(planner, client, monkeypatch, broken, words):
-    spec = make_spec()
+    spec = make_lone_spec()
     session_id = client.open(spec)
     good = client.report_and_wait(session_id, spec, make_report(spec, step=1))
     before = num_plans(planner, "failed")
@@ -241,7 +241,7 @@ def test_a_plan_that_is_wrong_or_missing_leaves_the_one_in_force(planner, client
 
 def test_a_failure_that_goes_on_is_one_trace_in_the_log_and_many_in_the_metrics(planner, client, monkeypatch, caplog):
     caplog.set_level(logging.INFO)
-    spec = make_spec()
+    spec = make_lone_spec()
     session_id = client.open(spec)
     before = num_plans(planner, "failed")
     monkeypatch.setattr(taot_service.solver, "plan_layer", _raise)
