@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from taot_planning.arrays import IntArray
+from taot_planning.arrays import FloatArray, IntArray, read_only
 from taot_planning.guest_moves import NO_MOVES, GuestMoves
-from taot_planning.layer_problem import LayerProblem, LayerRates
-from taot_planning.topology import NORMAL_SPEED_MILLI, Topology
+from taot_planning.kernel import brief_kernel
+from taot_planning.layer_problem import LayerProblem
+from taot_planning.topology import NORMAL_SPEED_MILLI
 
 _PICOSECONDS = 10**12
 """Picoseconds in a second."""
@@ -32,17 +33,19 @@ def predict_seconds(
         loads_R: tokens each rank computes, home and guests together. Shape: [ranks].
         guest_tokens_R: those of its guests. Shape: [ranks].
     """
-    topology = problem.topology
-    if problem.rates is None or any(level.bandwidth_bytes_per_second is None for level in topology.levels):
+    topology, rates = problem.topology, problem.rates
+    bandwidths = [level.bandwidth_bytes_per_second for level in topology.levels]
+    if rates is None or any(bandwidth is None for bandwidth in bandwidths):
         return None
-    arrival_R = _arrivals(topology, problem.rates, moves)
-    latest = 0
-    for rank, speed in enumerate(topology.speeds_R.tolist()):
-        load, guests = int(loads_R[rank]), int(guest_tokens_R[rank])
-        per_token = problem.rates.token_picoseconds * NORMAL_SPEED_MILLI
-        home = (load - guests) * per_token // speed
-        latest = max(latest, max(home, arrival_R[rank]) + guests * per_token // speed)
-    return latest / _PICOSECONDS
+    return _end_of_last(
+        read_only(moves.moves_G3),
+        topology.level_RR,
+        rates.expert_size_bytes / np.array(bandwidths, dtype=np.float64),
+        rates.token_picoseconds * NORMAL_SPEED_MILLI / _PICOSECONDS,
+        topology.speeds_R,
+        read_only(loads_R),
+        read_only(guest_tokens_R),
+    )
 
 
 def predict_static_seconds(problem: LayerProblem) -> float | None:
@@ -50,16 +53,42 @@ def predict_static_seconds(problem: LayerProblem) -> float | None:
     return predict_seconds(problem, NO_MOVES, problem.loads.load_R, np.zeros(problem.num_ranks, dtype=np.int64))
 
 
-def _arrivals(topology: Topology, rates: LayerRates, moves: GuestMoves) -> list[int]:
-    """When each rank has all of its guests, in picoseconds; 0 where none move."""
-    sent = [0] * topology.num_ranks
-    received = [0] * topology.num_ranks
-    arrival: dict[tuple[int, int], int] = {}
-    for expert, source, rank in moves.moves_G3.tolist():
-        bandwidth = topology.levels[int(topology.level_RR[source, rank])].bandwidth_bytes_per_second
-        assert bandwidth is not None
-        duration = rates.expert_size_bytes * _PICOSECONDS // bandwidth
-        sent[source] = max(sent[source], arrival.get((expert, source), 0)) + duration
-        received[rank] = max(received[rank] + duration, sent[source])
-        arrival[expert, rank] = received[rank]
-    return received
+@brief_kernel
+def _end_of_last(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
+    moves_G3: IntArray,
+    level_RR: IntArray,
+    transfer_seconds_V: FloatArray,
+    token_seconds: float,
+    speeds_R: IntArray,
+    loads_R: IntArray,
+    guest_tokens_R: IntArray,
+) -> float:
+    """When the last rank ends, in seconds.
+
+    Args:
+        moves_G3: expert, source and rank of each move, what is passed on after what brings it. Shape: [moves, 3].
+        level_RR: level between two ranks. Shape: [ranks, ranks].
+        transfer_seconds_V: what a transfer takes at each level. Shape: [levels].
+        token_seconds: what a token takes at speed 1.
+        speeds_R: speed of each rank. Shape: [ranks].
+        loads_R: tokens of each rank. Shape: [ranks].
+        guest_tokens_R: those of its guests. Shape: [ranks].
+    """
+    sent_R, received_R = np.zeros(loads_R.size), np.zeros(loads_R.size)
+    arrival_G = np.empty(moves_G3.shape[0])
+    for move in range(moves_G3.shape[0]):
+        expert, source, rank = moves_G3[move]
+        for before in range(move - 1, -1, -1):
+            if moves_G3[before, 0] == expert and moves_G3[before, 2] == source:
+                sent_R[source] = max(sent_R[source], arrival_G[before])
+                break
+        seconds = transfer_seconds_V[level_RR[source, rank]]
+        sent_R[source] += seconds
+        received_R[rank] = max(received_R[rank] + seconds, sent_R[source])
+        arrival_G[move] = received_R[rank]
+    latest = 0.0
+    for rank in range(loads_R.size):
+        per_token = token_seconds / speeds_R[rank]
+        home = (loads_R[rank] - guest_tokens_R[rank]) * per_token
+        latest = max(latest, max(home, received_R[rank]) + guest_tokens_R[rank] * per_token)
+    return latest

@@ -10,8 +10,9 @@ import numpy as np
 from taot_planning.algorithms import ALGORITHMS, NEEDS_SCIPY, plan_layer
 from taot_planning.layer_batch import LayerBatch, place_together
 from taot_planning.layer_plan import check_guests, check_plan, plan_from_guests
-from taot_planning.layer_problem import LayerProblem, contiguous_homes
+from taot_planning.layer_problem import LayerProblem, LayerRates, contiguous_homes
 from taot_planning.options import PlanningOptions
+from taot_planning.step_time import predict_static_seconds
 from taot_planning.topology import two_level_topology
 
 
@@ -37,6 +38,9 @@ def warm_up(algorithms: Iterable[str] = tuple(ALGORITHMS), *, has_recent: bool =
         check_plan(plan, problem)
         check_guests(plan.guests_RK, home_E=problem.home_E, slots_R=problem.topology.slots_R)  # as agents do
         plan.stats(problem)
+    levels = tuple(replace(level, bandwidth_bytes_per_second=1) for level in problem.topology.levels)
+    rates = LayerRates(token_picoseconds=1, expert_size_bytes=1)
+    predict_static_seconds(replace(problem, topology=replace(problem.topology, levels=levels), rates=rates))
     if has_recent and "taot" in algorithms:
         recent_NE = np.array([[2, 2, 2, 2]])
         plan_layer(replace(problem, recent_tokens_NE=recent_NE), algorithm="taot")

@@ -160,7 +160,10 @@ def _timed(work: PlanningWork, index: int, measured_topology: Topology) -> Layer
     if measured is None or work.layers is not work.spec.layers:
         return None
     rates = measured.rates(index, expert_size_bytes=layer.expert_size_bytes)
-    return None if rates is None else replace(_problem_of(work, index), topology=measured_topology, rates=rates)
+    if rates is None:
+        return None
+    counts_RE = work.report.counts_L[index]
+    return LayerProblem(counts_RE=counts_RE, home_E=layer.home_E, topology=measured_topology, rates=rates)
 
 
 def _predict_gain(timed: LayerProblem, guests_RK: IntArray, loads_R: IntArray, tokens_RK: IntArray) -> float | None:

@@ -14,7 +14,9 @@ from taot_planning import (
     LayerPlan,
     LayerProblem,
     LayerRates,
+    Level,
     PlanningOptions,
+    Topology,
     check_plan,
     imbalance,
     plan_layer,
@@ -119,6 +121,25 @@ def test_the_predicted_time_follows_the_model() -> None:
     slowest = rank_loads(problem.counts_RE, problem.home_E).max()
     assert nothing.stats(problem).predicted_seconds == pytest.approx(slowest * 50e-9)
     assert plan.stats(layer(2)).predicted_seconds is None, "without rates nothing is predicted"
+
+
+def test_a_guest_that_is_passed_on_starts_when_its_source_has_it() -> None:
+    levels = tuple(
+        Level(name=name, transfer_cost_milli=cost, bandwidth_bytes_per_second=bandwidth)
+        for name, cost, bandwidth in (("node", 1000, 100), ("cluster", 3000, 10))
+    )
+    topology = Topology(levels=levels, domains_RV=np.array([[0, 0], [1, 0], [1, 0]]), slots_R=[0, 1, 1], has_relay=True)
+    problem = LayerProblem(
+        counts_RE=[[30, 0, 0], [0, 0, 0], [0, 0, 0]],
+        home_E=[0, 1, 2],
+        topology=topology,
+        rates=LayerRates(token_picoseconds=10**12, expert_size_bytes=1000),
+    )
+    plan = plan_from_guests(problem, np.array([[-1], [0], [0]]))
+    # 100 s to the other node, 10 s from rank to rank there, then ten tokens of a second each.
+    assert plan.stats(problem).predicted_seconds == pytest.approx(100 + 10 + 10)
+    apart = replace(problem, topology=replace(topology, has_relay=False))
+    assert plan.stats(apart).predicted_seconds == pytest.approx(200 + 10), "both leave the same rank"
 
 
 def test_slow_ranks_take_longer_by_their_speed() -> None:
