@@ -75,6 +75,7 @@ def _problem_of(work: PlanningWork, index: int) -> LayerProblem:
         home_E=layer.home_E,
         topology=work.spec.topology,
         recent_tokens_NE=work.recent_L[index] if work.recent_L else None,
+        begin_guests_RK=work.begin_L[index] if work.begin_L else None,
         rates=layer.rates,
     )
 

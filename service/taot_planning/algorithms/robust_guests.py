@@ -18,6 +18,7 @@ from taot_planning.algorithms.scenario_search import search_robust_guests
 from taot_planning.algorithms.scenarios import SCALE, make_scenarios
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.capacity import capacities_at, pace_for
+from taot_planning.layer_plan import EMPTY_SLOT
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.options import Effort, PlanningOptions
 
@@ -37,7 +38,7 @@ def place_for_recent(problem: LayerProblem, recent_tokens_NE: IntArray, options:
     home, also where it is resident or passed on.
 
     Args:
-        problem: the newest micro-batch.
+        problem: the newest micro-batch, and the guests to begin with.
         recent_tokens_NE: tokens of each expert in older ones, newest first. Without any, only the ranks of the newest
             show how counts stray. Shape: [older micro-batches, experts].
         options: the tolerance, the stretch, and how hard to search.
@@ -55,9 +56,17 @@ def place_for_recent(problem: LayerProblem, recent_tokens_NE: IntArray, options:
         topology.cost_milli_RR,
         topology.slots_R,
         _scaled_capacities(problem, options.tolerance_ppm),
+        _begin_guests(problem),
         rounds,
         RESCUE_FACTOR * rounds,
     )
+
+
+def _begin_guests(problem: LayerProblem) -> IntArray:
+    """The guests that the search begins with, possibly none. Shape: [ranks, slots]."""
+    if problem.begin_guests_RK is not None:
+        return problem.begin_guests_RK
+    return read_only(np.full((problem.num_ranks, problem.topology.max_slots), EMPTY_SLOT, dtype=np.int64))
 
 
 def _scaled_capacities(problem: LayerProblem, tolerance_ppm: int) -> IntArray:
