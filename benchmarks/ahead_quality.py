@@ -1,9 +1,10 @@
 """How placements that were planned ahead fare on the micro-batch that follows.
 
-Run as `python benchmarks/ahead_quality.py TRACE.npz [--json OUT]`. The archive holds `trace`, counts by step, layer,
-rank and expert, and `domain`, the kind of data of each step: only used here, to tell steps that follow one of their
-kind from those where the data changes. Each layer of each step is planned from the steps before, then its tokens are
-split exactly over that placement. The cost counts every guest placed, also those that get no tokens.
+Run as `python benchmarks/ahead_quality.py TRACE.npz [--cold] [--json OUT]`. The archive holds `trace`, counts by step,
+layer, rank and expert, and `domain`, the kind of data of each step: only used here, to tell steps that follow one of
+their kind from those where the data changes. Each layer of each step is planned from the steps before, then its tokens
+are split exactly over that placement. A robust search begins with the guests of the step before, as a session's does,
+or with none (`--cold`). The cost counts every guest placed, also those that get no tokens.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -72,8 +74,10 @@ SETTINGS: dict[str, Placing] = {
 }
 
 
-def measure(trace_TLRE: IntArray, place: Placing) -> tuple[FloatArray, float]:
+def measure(trace_TLRE: IntArray, place: Placing, *, is_cold: bool) -> tuple[FloatArray, float]:
     """Imbalance and weighted cost per step from the second on, and the median seconds to place the guests of a layer.
+
+    Where it is not cold, each search is given the guests of the same layer one step before.
 
     Shape: [steps - 1, layers, 2].
     """
@@ -84,14 +88,17 @@ def measure(trace_TLRE: IntArray, place: Placing) -> tuple[FloatArray, float]:
     home_E = contiguous_homes(num_experts=num_experts, num_ranks=num_ranks)
     figures_TL2 = np.empty((num_steps - 1, num_layers, 2))
     seconds = []
+    placed_L: list[IntArray | None] = [None] * num_layers
     for step, layer in np.ndindex(num_steps - 1, num_layers):
         newest, to_come = (
             LayerProblem(counts_RE=trace_TLRE[at, layer], home_E=home_E, topology=topology) for at in (step, step + 1)
         )
         older_NE = trace_TLRE[max(step - NUM_OLDER, 0) : step, layer].sum(axis=1)[::-1]
+        newest = replace(newest, begin_guests_RK=placed_L[layer])
         started = time.perf_counter()
         guests_RK = place(newest, older_NE, to_come)
         seconds.append(time.perf_counter() - started)
+        placed_L[layer] = None if is_cold else guests_RK
         loads_R = plan_from_guests(to_come, guests_RK).loads_R(to_come)
         figures_TL2[step, layer] = imbalance(loads_R), weighted_cost(guests_RK, home_E, topology)
     return figures_TL2, float(np.median(seconds))
@@ -107,16 +114,17 @@ def main() -> None:
     """Prints one row per setting, and writes the same figures as JSON where asked to."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("trace", type=Path)
+    parser.add_argument("--cold", action="store_true", help="begin each search with nothing")
     parser.add_argument("--json", type=Path, help="also write the figures here")
     arguments = parser.parse_args()
     archive = np.load(arguments.trace)
     trace_TLRE = archive["trace"].astype(np.int64)
     follows_T = archive["domain"][1:] == archive["domain"][:-1]
     warm_up()
-    measure(trace_TLRE[:3, :1], robust(0, 100))
+    measure(trace_TLRE[:3, :1], robust(0, 100), is_cold=arguments.cold)
     rows = []
     for name, place in SETTINGS.items():
-        figures_TL2, seconds = measure(trace_TLRE, place)
+        figures_TL2, seconds = measure(trace_TLRE, place, is_cold=arguments.cold)
         same_2, other_2 = (figures_TL2[steps_T].mean(axis=(0, 1)) for steps_T in (follows_T, ~follows_T))
         later_2 = figures_TL2[1:][follows_T[1:]].mean(axis=(0, 1))
         rows.append((name, *same_2.tolist(), *later_2.tolist(), *other_2.tolist(), seconds))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taot_planning.algorithms.robust_guests import find_robust_guests, rounds_for, scaled_capacities
+from taot_planning.algorithms.robust_guests import find_robust_guests, no_guests, rounds_for, scaled_capacities
 from taot_planning.algorithms.tolerance import gates_ahead
 from taot_planning.arrays import IntArray
 from taot_planning.assignment import load_guests
@@ -43,18 +43,30 @@ class LayerBatch:
     recent_LNE: IntArray
     """Tokens of each expert in recent micro-batches, newest first. Shape: [layers, micro-batches, experts]."""
 
+    begin_LRK: IntArray
+    """Guests that the search begins with, -1 where none. Shape: [layers, ranks, slots]."""
+
     topology: Topology
     """The ranks, and what a move between two of them costs."""
 
     @classmethod
     def of(
-        cls, counts_L: list[IntArray], home_L: list[IntArray], recent_L: list[IntArray], topology: Topology
+        cls,
+        counts_L: list[IntArray],
+        home_L: list[IntArray],
+        recent_L: list[IntArray],
+        begin_L: list[IntArray],
+        topology: Topology,
     ) -> LayerBatch:
-        """Copies the arrays of layers, one of each per layer."""
-        counts_LRE, home_LE, recent_LNE = np.stack(counts_L), np.stack(home_L), np.stack(recent_L)
-        for array in (counts_LRE, home_LE, recent_LNE):
+        """Copies the arrays of layers, one of each per layer; guests to begin with may be left out."""
+        begin_L = begin_L or [no_guests(topology)] * len(home_L)
+        stacked = [np.stack(array_L) for array_L in (counts_L, home_L, recent_L, begin_L)]
+        for array in stacked:
             array.setflags(write=False)
-        return cls(counts_LRE=counts_LRE, home_LE=home_LE, recent_LNE=recent_LNE, topology=topology)
+        counts_LRE, home_LE, recent_LNE, begin_LRK = stacked
+        return cls(
+            counts_LRE=counts_LRE, home_LE=home_LE, recent_LNE=recent_LNE, begin_LRK=begin_LRK, topology=topology
+        )
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -105,6 +117,7 @@ def place_together(batch: LayerBatch, options: PlanningOptions) -> list[PlacedLa
         topology.nodes_R,
         topology.speeds_R,
         scaled_capacities(0, options.tolerance_ppm, topology),
+        batch.begin_LRK,
         rounds_for(topology.num_ranks, options.effort),
         topology.has_relay,
     )
@@ -176,6 +189,7 @@ def _place(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects t
     nodes_R: IntArray,
     speeds_R: IntArray,
     cap_R: IntArray,
+    begin_LRK: IntArray,
     rounds: int,
     has_relay: bool,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray, IntArray]:
@@ -195,7 +209,7 @@ def _place(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects t
         if not measured.is_valid:
             continue
         guests_RK = find_robust_guests(
-            counts_RE, recent_LNE[layer], stretch_percent, home_E, cost_RR, slots_R, cap_R, rounds
+            counts_RE, recent_LNE[layer], stretch_percent, home_E, cost_RR, slots_R, cap_R, begin_LRK[layer], rounds
         )
         if not are_possible(guests_RK, home_E, slots_R):
             continue

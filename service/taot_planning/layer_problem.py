@@ -86,6 +86,11 @@ class LayerProblem:
     micro-batch to come, and is to hold for what these show it may look like. None: it is for `counts_RE`.
     Shape: [micro-batches, experts]."""
 
+    begin_guests_RK: IntArray | None = None
+    """Guests that the search for a placement for the micro-batch to come begins with, -1 where none: those of the plan
+    in force, most of which are wanted again. What is impossible among them is passed over. A table with nobody in it
+    becomes None. Heeded with `recent_tokens_NE` alone. Shape: [ranks, slots]."""
+
     rates: LayerRates | None = None
     """What computing and moving take; None: unknown, and no step time is predicted."""
 
@@ -124,17 +129,15 @@ class LayerProblem:
             )
 
     def _freeze_optional(self) -> None:
-        if self.resident_RK is not None:
-            resident_RK = frozen_ints(self.resident_RK, name="resident guests", num_axes=2)
-            object.__setattr__(self, "resident_RK", resident_RK)
-            if resident_RK.shape[0] != self.num_ranks:
-                raise ValueError(
-                    f"resident guests must have one row per rank ({self.num_ranks}), got {len(resident_RK)}"
-                )
-            if resident_RK.min(initial=0) < -1 or resident_RK.max(initial=0) >= self.num_experts:
-                raise ValueError(f"resident guests must be experts below {self.num_experts}, or -1")
-            if resident_RK.max(initial=-1) < 0:  # nobody: plans need not ask who is there
-                object.__setattr__(self, "resident_RK", None)
+        resident_RK = self._frozen_guests(self.resident_RK, name="resident guests")
+        object.__setattr__(self, "resident_RK", resident_RK)
+        begin_RK = self._frozen_guests(self.begin_guests_RK, name="guests to begin with")
+        if begin_RK is not None and begin_RK.shape[1] != self.topology.max_slots:
+            raise ValueError(
+                f"guests to begin with must have one column per slot ({self.topology.max_slots}),"
+                f" got {begin_RK.shape[1]}"
+            )
+        object.__setattr__(self, "begin_guests_RK", begin_RK)
         if self.recent_tokens_NE is not None:
             recent_NE = frozen_ints(self.recent_tokens_NE, name="recent tokens", num_axes=2)
             object.__setattr__(self, "recent_tokens_NE", recent_NE)
@@ -144,6 +147,17 @@ class LayerProblem:
                 )
             if not _are_within(recent_NE, MAX_COUNT * self.num_ranks):
                 raise ValueError("recent tokens must be between 0 and 2^31-1 from each rank")
+
+    def _frozen_guests(self, guests_RK: IntArray | None, *, name: str) -> IntArray | None:
+        """Copies and checks a table of guests; None where nobody is in it, so that plans need not ask who is."""
+        if guests_RK is None:
+            return None
+        guests_RK = frozen_ints(guests_RK, name=name, num_axes=2)
+        if guests_RK.shape[0] != self.num_ranks:
+            raise ValueError(f"{name} must have one row per rank ({self.num_ranks}), got {len(guests_RK)}")
+        if guests_RK.min(initial=0) < -1 or guests_RK.max(initial=0) >= self.num_experts:
+            raise ValueError(f"{name} must be experts below {self.num_experts}, or -1")
+        return guests_RK if guests_RK.max(initial=-1) >= 0 else None
 
     @property
     def num_ranks(self) -> int:

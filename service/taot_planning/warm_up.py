@@ -44,5 +44,5 @@ def warm_up(algorithms: Iterable[str] = tuple(ALGORITHMS), *, has_recent: bool =
     if has_recent and "taot" in algorithms:
         recent_NE = np.array([[2, 2, 2, 2]])
         plan_layer(replace(problem, recent_tokens_NE=recent_NE), algorithm="taot")
-        batch = LayerBatch.of([problem.counts_RE], [problem.home_E], [recent_NE], problem.topology)
+        batch = LayerBatch.of([problem.counts_RE], [problem.home_E], [recent_NE], [], problem.topology)
         place_together(batch, PlanningOptions())

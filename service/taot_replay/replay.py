@@ -88,6 +88,8 @@ class _PlannedGroup:
         """Whether there was a step before the present one."""
         self._recent: deque[list[LayerProblem]] = deque(maxlen=1 + num_recent)
         """The layers of the last micro-batches, newest first."""
+        self._ahead_L: list[Placement] = []
+        """What was planned ahead for the present step: the search for the next begins with it, as a session's does."""
         self._plans: dict[LayerProblem, LayerPlan] = {}
         """Plans made since the last micro-batch came: several cases need the same."""
 
@@ -116,12 +118,17 @@ class _PlannedGroup:
     def _begin_step(self) -> None:
         ahead_L: list[Placement] = []
         if any(case.source != INLINE for case in self._runs):
-            for newest, *older in zip(*self._recent, strict=True):
+            for layer, (newest, *older) in enumerate(zip(*self._recent, strict=True)):
                 problem = newest
                 if self._recent.maxlen != 1:
                     recent_NE = np.array([each.counts_RE.sum(axis=0) for each in older], dtype=np.int64)
-                    problem = replace(newest, recent_tokens_NE=recent_NE.reshape(-1, newest.num_experts))
+                    problem = replace(
+                        newest,
+                        recent_tokens_NE=recent_NE.reshape(-1, newest.num_experts),
+                        begin_guests_RK=self._ahead_L[layer].guests_RK if self._ahead_L else None,
+                    )
                 ahead_L.append(placement_of(self._plan(problem), newest))
+        self._ahead_L = ahead_L
         for run in self._runs.values():
             run.begin_step(ahead_L)
 

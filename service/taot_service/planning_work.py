@@ -51,6 +51,10 @@ class PlanningWork:
     """Tokens of each expert in the reports before, newest first, which the placement should hold for as well:
     one [micro-batches, experts] array per layer, or none."""
 
+    begin_L: Sequence[IntArray] = ()
+    """Guests that the search begins with where a placement should hold for earlier reports as well, those of the plan
+    in force when the work was taken: one [ranks, slots] array per layer, or none."""
+
     arrival_seconds: float
     """When the report came, on the clock of the sessions."""
 

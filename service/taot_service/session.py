@@ -169,6 +169,8 @@ class Session:
         work, self._waiting = self._waiting, None
         self._in_work = work
         assert work is not None
+        if self.newest_plan is not None:
+            work.begin_L = self.newest_plan.guests_L
         return work
 
     def finish_work(self) -> None:
@@ -190,7 +192,9 @@ class Session:
         """
         if not solved.is_hurried(self.spec.options.effort) or self._waiting is not None:
             return None
-        self._improvement = replace(work, purpose=Purpose.IMPROVEMENT, publish_seconds=None, improves=solved)
+        self._improvement = replace(
+            work, purpose=Purpose.IMPROVEMENT, publish_seconds=None, improves=solved, begin_L=solved.guests_L
+        )
         return self._improvement
 
     def end_improvement(self, work: PlanningWork, solved: SolvedPlan | None) -> bool:

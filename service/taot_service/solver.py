@@ -59,6 +59,7 @@ def _place_together(
         [work.report.counts_L[index] for index in layers],
         [work.layers[index].home_E for index in layers],
         [work.recent_L[index] for index in layers],
+        [work.begin_L[index] for index in layers] if work.begin_L else [],
         work.spec.topology,
     )
     return place_together(batch, options)
@@ -150,6 +151,7 @@ def _problem_of(work: PlanningWork, index: int) -> LayerProblem:
         home_E=layer.home_E,
         topology=work.spec.topology,
         recent_tokens_NE=work.recent_L[index] if work.recent_L else None,
+        begin_guests_RK=work.begin_L[index] if work.begin_L else None,
         rates=layer.rates,
     )
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made_up_routing import random_problem, skewed_counts, uneven_topology
+from made_up_routing import random_guests, random_problem, skewed_counts, uneven_topology
 
 from taot_planning import LayerProblem, PlanningOptions, contiguous_homes, plan_layer, two_level_topology
 from taot_planning.explanation import Gate
@@ -16,7 +16,7 @@ NUM_LAYERS = 3
 
 
 def alike(seed: int, **changes) -> list[LayerProblem]:
-    """Layers of one uneven group, each with counts, homes and recent tokens of its own."""
+    """Layers of one uneven group, each with counts, homes, recent tokens and guests to begin with of its own."""
     first = random_problem(seed)
     topology, rng = replace(first.topology, token_cap_R=None, **changes), np.random.default_rng([seed, 7])
     shape = first.num_ranks, first.num_experts
@@ -26,13 +26,17 @@ def alike(seed: int, **changes) -> list[LayerProblem]:
             home_E=rng.integers(0, shape[0], shape[1]),
             topology=topology,
             recent_tokens_NE=rng.integers(0, 500, (seed % 3, shape[1])),
+            begin_guests_RK=random_guests(seed + layer, first) if seed % 2 else None,
         )
         for layer in range(NUM_LAYERS)
     ]
 
 
 def together(problems: list[LayerProblem], options: PlanningOptions) -> list[PlacedLayer | None]:
-    arrays = [[getattr(problem, name) for problem in problems] for name in ("counts_RE", "home_E", "recent_tokens_NE")]
+    fields = ("counts_RE", "home_E", "recent_tokens_NE", "begin_guests_RK")
+    arrays = [[getattr(problem, name) for problem in problems] for name in fields]
+    if any(begin_RK is None for begin_RK in arrays[-1]):
+        arrays[-1] = []
     return place_together(LayerBatch.of(*arrays, problems[0].topology), options)
 
 
@@ -110,7 +114,7 @@ def test_a_layer_that_is_wrong_is_left_to_be_refused(layer, change):
     counts_L[layer][-1, -1] = change.get("counts", counts_L[layer][-1, -1])
     home_L[layer][-1] = change.get("home", home_L[layer][-1])
     recent_L = [problem.recent_tokens_NE for problem in problems]
-    placed_L = place_together(LayerBatch.of(counts_L, home_L, recent_L, problems[0].topology), PlanningOptions())
+    placed_L = place_together(LayerBatch.of(counts_L, home_L, recent_L, [], problems[0].topology), PlanningOptions())
     assert [placed is None for placed in placed_L] == [index == layer for index in range(NUM_LAYERS)]
 
 

@@ -19,6 +19,7 @@ from taot_planning.algorithms.scenarios import SCALE, make_up
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.capacity import capacities_at, pace_for
 from taot_planning.kernel import kernel
+from taot_planning.layer_plan import EMPTY_SLOT
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.options import Effort, PlanningOptions
 from taot_planning.topology import Topology
@@ -39,7 +40,7 @@ def place_for_recent(problem: LayerProblem, recent_tokens_NE: IntArray, options:
     home, also where it is resident or passed on.
 
     Args:
-        problem: the newest micro-batch.
+        problem: the newest micro-batch, and the guests to begin with.
         recent_tokens_NE: tokens of each expert in older ones, newest first. Without any, only the ranks of the newest
             show how counts stray. Shape: [older micro-batches, experts].
         options: the tolerance, the stretch, and how hard to search.
@@ -58,6 +59,7 @@ def place_for_recent(problem: LayerProblem, recent_tokens_NE: IntArray, options:
         topology.cost_milli_RR,
         topology.slots_R,
         scaled_capacities(problem.loads.total, options.tolerance_ppm, topology),
+        no_guests(topology) if problem.begin_guests_RK is None else problem.begin_guests_RK,
         rounds,
     )
 
@@ -76,11 +78,18 @@ def find_robust_guests(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not t
     cost_RR: IntArray,
     slots_R: IntArray,
     cap_R: IntArray,
+    begin_RK: IntArray,
     rounds: int,
 ) -> IntArray:
     """Does what `place_for_recent` does. Arrays are read-only; `cap_R` as `scaled_capacities` gives it."""
     scenarios_JE = make_up(counts_RE, recent_NE, stretch_percent)
-    return search_robust_guests(scenarios_JE, home_E, cost_RR, slots_R, cap_R, rounds, RESCUE_FACTOR * rounds)
+    rescue_rounds = RESCUE_FACTOR * rounds
+    return search_robust_guests(scenarios_JE, home_E, cost_RR, slots_R, cap_R, begin_RK, rounds, rescue_rounds)
+
+
+def no_guests(topology: Topology) -> IntArray:
+    """No guests to begin with. Shape: [ranks, slots]."""
+    return read_only(np.full((topology.num_ranks, topology.max_slots), EMPTY_SLOT, dtype=np.int64))
 
 
 def scaled_capacities(total: int, tolerance_ppm: int, topology: Topology) -> IntArray:

@@ -3,10 +3,11 @@
 A placement *holds* in a scenario when its tokens can be split over the copies so that no rank is above its cap: a
 maximum flow, kept up by augmenting paths while guests come and go. The first answer adds guests one by one,
 each the one that takes most tokens off full ranks for its cost, counted over a few scenarios until these hold, then
-over all until all do; then guests that no scenario needs are dropped. After that some guests near each other are taken
-out, again and again, and the placement is completed anew (ruin and recreate); what is no worse is kept. Chance is a
-fixed pseudo-random sequence, floats hold whole tokens exactly and products are rounded alike: every machine finds the
-same guests. The cost of tokens that cross nodes is ignored.
+over all until all do; then guests that no scenario needs are dropped. Where guests to begin with are given, as a rule
+those found for the micro-batch before, they stand in for what a few scenarios need. After that some guests near each
+other are taken out, again and again, and the placement is completed anew (ruin and recreate); what is no worse is kept.
+Chance is a fixed pseudo-random sequence, floats hold whole tokens exactly and products are rounded alike: every machine
+finds the same guests from the same beginning. The cost of tokens that cross nodes is ignored.
 
 Axis letters: as in `scenario_state`.
 """
@@ -33,14 +34,25 @@ FEW = 3
 
 
 @inner_kernel
-def _adopt(few: ScenarioState, state: ScenarioState) -> None:
-    """Places the guests found for a few scenarios, and splits the tokens of all scenarios over them."""
-    num_places = state.rank_C.size - state.home_H.size
-    for place in range(num_places):
-        if few.expert_C[place] >= 0:
-            link(place, few.expert_C[place], state)
+def _is_possible(place: int, expert: int, slots_R: IntArray, state: ScenarioState) -> bool:
+    """Whether a guest of the expert may come to an empty place: a slot of a rank without a copy of the expert."""
+    num_places, rank = state.rank_C.size - state.home_H.size, state.rank_C[place]
+    if not 0 <= expert < state.home_H.size or place - rank * (num_places // slots_R.size) >= slots_R[rank]:
+        return False
+    copy = num_places + expert
+    while copy >= 0 and state.rank_C[copy] != rank:
+        copy = state.next_C[copy]
+    return copy < 0
+
+
+@inner_kernel
+def _adopt(guest_P: IntArray, slots_R: IntArray, state: ScenarioState) -> None:
+    """Puts guests into their places where that is possible, and splits the tokens of all scenarios over them."""
+    for place, expert in enumerate(guest_P):
+        if _is_possible(place, expert, slots_R, state):
+            link(place, expert, state)
     for scenario in range(state.excess_J.size):
-        for place in range(num_places):
+        for place in range(guest_P.size):
             if state.expert_C[place] >= 0:
                 take(scenario, place, state)
         level(scenario, state)
@@ -136,6 +148,7 @@ def search_robust_guests(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not
     cost_RR: IntArray,
     slots_R: IntArray,
     cap_R: IntArray,
+    begin_RK: IntArray,
     rounds: int,
     rescue_rounds: int,
 ) -> IntArray:
@@ -149,19 +162,23 @@ def search_robust_guests(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not
         cost_RR: cost of a guest from home to guest rank, in thousandths. Shape: [ranks, ranks].
         slots_R: guest slots; some rank has one. Shape: [ranks].
         cap_R: the most tokens of each rank, the same in all scenarios. Shape: [ranks].
+        begin_RK: guests to begin with, -1 where none; impossible ones are passed over. Shape: [ranks, slots].
         rounds: rounds of improvement.
         rescue_rounds: further rounds while something is above a cap.
 
     Returns:
         The expert in each slot, -1 where empty. Shape: [ranks, slots].
     """
-    few = start_scenarios(tokens_JE[::FEW], home_E, cost_RR, slots_R, cap_R)
-    for scenario in range(few.excess_J.size):
-        level(scenario, few)
-    complete(0, few)
+    guest_P = begin_RK.flatten()
+    if guest_P.max() < 0:
+        few = start_scenarios(tokens_JE[::FEW], home_E, cost_RR, slots_R, cap_R)
+        for scenario in range(few.excess_J.size):
+            level(scenario, few)
+        complete(0, few)
+        guest_P = few.expert_C[: guest_P.size]
     state = start_scenarios(tokens_JE, home_E, cost_RR, slots_R, cap_R)
     order_J = np.arange(state.excess_J.size)
-    _adopt(few, state)
+    _adopt(guest_P, slots_R, state)
     excess = complete(0, state)
     _drop_unneeded(order_J, state)
     best = state
@@ -169,5 +186,4 @@ def search_robust_guests(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not
         best = start_scenarios(tokens_JE, home_E, cost_RR, slots_R, cap_R)
         _copy(state, best)
         _try_anew(rounds, rescue_rounds, order_J, state, best)
-    num_ranks, num_places = best.free_R.size, best.rank_C.size - best.home_H.size
-    return best.expert_C[:num_places].copy().reshape((num_ranks, num_places // num_ranks))
+    return best.expert_C[: guest_P.size].copy().reshape(begin_RK.shape)
