@@ -71,6 +71,17 @@ def test_recent_tokens_reach_their_layer(problems):
     assert [problem.recent_tokens_NE for problem in problems[2:]] == [None, None]
 
 
+def test_guests_to_begin_with_reach_their_layer(problems):
+    spec = make_spec(experts_L=(8, 12))
+    begin_L = (np.full((4, 2), -1), np.full((4, 2), -1))
+    begin_L[0][0, 1], begin_L[1][3, 0] = 6, 2
+    solved(spec, make_report(spec, step=3), begin_L=begin_L)
+    for problem, begin_RK in zip(problems, begin_L, strict=True):
+        np.testing.assert_array_equal(problem.begin_guests_RK, begin_RK)
+    solved(spec, make_report(spec, step=3))
+    assert [problem.begin_guests_RK for problem in problems[2:]] == [None, None]
+
+
 def test_rates_reach_their_layer_where_it_declares_them(problems):
     spec = with_rates(make_spec(), layers=1)
     result = solved(spec, make_report(spec, step=3))
@@ -153,6 +164,7 @@ def test_a_plan_for_the_counts_at_hand_holds_for_those_alone(client, problems):
     assert [len(problem.recent_tokens_NE) for problem in problems] == [0, 0, 1, 1]
     client.plan_now(session_id, make_report(spec, step=3))
     assert [problem.recent_tokens_NE for problem in problems[4:]] == [None, None]
+    assert [problem.begin_guests_RK for problem in problems[4:]] == [None, None]
 
 
 def test_a_histogram_that_no_router_can_have_changes_no_plan(planner, client, problems):
