@@ -14,7 +14,7 @@ from taot_planning.options import SEARCH_EFFORTS
 
 
 def problems() -> list[LayerProblem]:
-    """Small layers: plain, at the largest counts, with speeds and caps, residents and relays, a cost matrix."""
+    """Small layers: plain, at the largest counts, with speeds and caps, residents and relays, a cost matrix, ahead."""
     plain = [random_problem(seed) for seed in range(3)]
     largest = two_level_problem(np.array([[2**31 - 1, 1, 0, 7], [2**31 - 1, 2, 0, 2**31 - 1]]), ranks_per_node=1)
     counts_RE = skewed_counts(1, num_ranks=6, num_experts=12, tokens=500)
@@ -29,6 +29,8 @@ def problems() -> list[LayerProblem]:
         replace(base, topology=topology),
         replace(base, topology=relayed, resident_RK=random_guests(2, base)),
         replace(base, topology=replace(base.topology, cost_matrix_milli=matrix_RR)),
+        replace(base, recent_tokens_NE=counts_RE[:3] * 6),
+        replace(base, recent_tokens_NE=counts_RE[:3] * 6, begin_guests_RK=random_guests(3, base)),
     ]
 
 

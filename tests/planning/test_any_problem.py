@@ -85,7 +85,8 @@ def problems(draw: st.DrawFn) -> LayerProblem:
         problem = replace(problem, resident_RK=random_guests(int(rng.integers(1000)), problem))
     if "recent" in features:
         recent_NE = rng.integers(0, 900, (int(rng.integers(0, 4)), num_experts))
-        problem = replace(problem, recent_tokens_NE=recent_NE)
+        any_RK = rng.integers(-1, num_experts, (num_ranks, problem.topology.max_slots))
+        problem = replace(problem, recent_tokens_NE=recent_NE, begin_guests_RK=any_RK)
     return problem
 
 

@@ -37,6 +37,12 @@ def problem_with(**changes: Any) -> LayerProblem:
         ({"home_E": [0, 0, 2]}, "expert 2 has no home: its home rank is 2, the ranks are 0 to 1"),
         ({"home_E": [0, -1, 1]}, "expert 1 has no home: its home rank is -1"),
         ({"home_E": [0, 0, 0.5]}, "homes must hold whole numbers"),
+        ({"resident_RK": [[2]]}, r"resident guests must have one row per rank \(2\), got 1"),
+        ({"resident_RK": [[2], [3]]}, "resident guests must be experts below 3, or -1"),
+        ({"begin_guests_RK": [[2]]}, r"guests to begin with must have one row per rank \(2\), got 1"),
+        ({"begin_guests_RK": [[2, -1], [0, -1]]}, r"guests to begin with must have one column per slot \(1\), got 2"),
+        ({"begin_guests_RK": [[3], [0]]}, "guests to begin with must be experts below 3, or -1"),
+        ({"begin_guests_RK": [[-2], [0]]}, "guests to begin with must be experts below 3, or -1"),
         ({"home_E": [], "counts_RE": np.zeros((2, 0))}, "at least one expert"),
     ],
 )
@@ -48,6 +54,12 @@ def test_a_wrong_layer_is_refused_with_what_and_where(changes: dict[str, Any], m
 
 def test_the_largest_count_is_accepted() -> None:
     assert problem_with(counts_RE=np.full((2, 3), 2**31 - 1)).counts_RE.max() == 2**31 - 1
+
+
+def test_a_table_without_guests_is_none() -> None:
+    problem = problem_with(resident_RK=[[-1], [-1]], begin_guests_RK=[[-1], [-1]])
+    assert problem.resident_RK is None
+    assert problem.begin_guests_RK is None
 
 
 def test_counts_given_are_copied_and_cannot_be_changed() -> None:

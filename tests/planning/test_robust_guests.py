@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from taot_planning.algorithms.robust_guests import place_for_recent
 from taot_planning.algorithms.scenarios import make_scenarios
 from taot_planning.arrays import MAX_COUNT, IntArray
 from taot_planning.layer_plan import check_guests
+from taot_planning.options import SEARCH_EFFORTS
 
 
 def draw_micro_batches(seed: int, *, num_ranks: int = 4, num_experts: int = 16, number: int = 5) -> IntArray:
@@ -46,7 +48,7 @@ def make_problem(counts_RE: IntArray, topology: Topology | None = None, *, slots
     )
 
 
-def place(counts_NRE: IntArray, topology: Topology | None = None, **options: int):
+def place(counts_NRE: IntArray, topology: Topology | None = None, **options: Any):
     """The problem of the newest micro-batch, and the guests for the next."""
     problem = make_problem(counts_NRE[0], topology)
     return problem, place_for_recent(problem, counts_NRE[1:].sum(axis=1), PlanningOptions(**options))
@@ -150,6 +152,47 @@ def test_taot_places_for_the_micro_batch_to_come_where_recent_ones_are_given() -
     for options in weighed:
         now = plan_layer(replace(problem, recent_tokens_NE=None), options=options)
         np.testing.assert_array_equal(plan_layer(problem, options=options).guests_RK, now.guests_RK)
+
+
+def test_a_search_that_begins_with_what_was_found_ends_no_dearer_and_holds_as_well() -> None:
+    for seed in range(6):
+        counts_NRE = draw_micro_batches(seed, num_ranks=8, num_experts=32)
+        problem, found_RK = place(counts_NRE)
+        recent_NE = counts_NRE[1:].sum(axis=1)
+        again_RK = place_for_recent(replace(problem, begin_guests_RK=found_RK), recent_NE, PlanningOptions())
+        assert weighted_cost(problem, again_RK) <= weighted_cost(problem, found_RK)
+        for tokens_E in make_scenarios(counts_NRE[0], recent_NE, stretch_percent=150):
+            assert least_max_load(tokens_E, problem.home_E, again_RK) <= tokens_E.sum() / 8 * 1.015 + 1
+
+
+def test_guests_to_begin_with_that_hold_are_only_dropped() -> None:
+    """Groups as large as this one get the first answer with effort `fast`, where nothing is exchanged."""
+    counts_NRE = draw_micro_batches(1, num_ranks=32, num_experts=64)
+    problem, cautious_RK = place(counts_NRE, effort="fast", tolerance_ppm=5_000)
+    recent_NE, options = counts_NRE[1:].sum(axis=1), PlanningOptions(effort="fast")
+    kept_RK = place_for_recent(replace(problem, begin_guests_RK=cautious_RK), recent_NE, options)
+    is_kept_RK = kept_RK != EMPTY_SLOT
+    assert is_kept_RK.any()
+    assert is_kept_RK.sum() < (cautious_RK != EMPTY_SLOT).sum()
+    np.testing.assert_array_equal(kept_RK[is_kept_RK], cautious_RK[is_kept_RK])
+
+
+def test_impossible_guests_to_begin_with_are_passed_over() -> None:
+    """At home, in a slot that the rank does not have, twice on a rank; expert e lives on rank e // 4."""
+    counts_NRE = draw_micro_batches(4, num_ranks=4, num_experts=16)
+    base = two_level_topology(num_ranks=4, ranks_per_node=2, slots=3, inter_cost=3)
+    problem = make_problem(counts_NRE[0], replace(base, slots_R=np.array([3, 2, 3, 1])))
+    recent_NE = counts_NRE[1:].sum(axis=1)
+    for effort in SEARCH_EFFORTS:
+        given, cleaned = (
+            place_for_recent(replace(problem, begin_guests_RK=guests_RK), recent_NE, PlanningOptions(effort=effort))
+            for guests_RK in (
+                [[1, 4, 4], [12, -1, 9], [8, 3, 0], [13, 2, 5]],
+                [[-1, 4, -1], [12, -1, -1], [-1, 3, 0], [-1, -1, -1]],
+            )
+        )
+        check_guests(given, home_E=problem.home_E, slots_R=problem.topology.slots_R)
+        np.testing.assert_array_equal(given, cleaned)
 
 
 def test_slow_ranks_and_token_caps_are_kept_in_every_scenario() -> None:

@@ -133,6 +133,17 @@ def test_recent_micro_batches_reach_the_planner_newest_first(planned: list[Layer
     assert [recent for _, recent in taken()] == [None] * 5
 
 
+def test_each_step_is_planned_from_the_guests_of_the_one_before(planned: list[LayerProblem]) -> None:
+    steps = Steps((0, HOT), (1, HOT), (2, HOT))
+    replay_taot(steps, "ahead", num_recent=2)
+    first, second = planned
+    assert first.begin_guests_RK is None
+    np.testing.assert_array_equal(second.begin_guests_RK, plan_layer(first, options=OPTIONS).guests_RK)
+    planned.clear()
+    replay_taot(steps, "ahead")
+    assert [each.begin_guests_RK for each in planned] == [None, None], "it is for the counts at hand"
+
+
 def test_cases_share_plans_where_they_can(planned: list[LayerProblem]) -> None:
     """What `inline` has planned in a step of one micro-batch is what `ahead` holds in the next."""
     cases = [ReplayCase(algorithm="taot", source=source, num_slots=2) for source in SOURCES]

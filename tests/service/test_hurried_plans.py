@@ -95,6 +95,7 @@ def test_a_hurried_plan_is_improved_at_low_priority_and_dropped_for_a_newer_repo
     book, session = hurried_book()
     improvement = book.take_work(now_seconds=0.0)
     assert improvement.purpose is Purpose.IMPROVEMENT
+    assert improvement.begin_L is session.last_solved.guests_L
     assert not report_step(book, session, 1).outdated, "a repeat changes nothing"
     assert report_step(book, session, 2).outdated is improvement
     result = advance(improvement, pressure=Pressure)

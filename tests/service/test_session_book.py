@@ -29,6 +29,27 @@ def test_a_newer_incarnation_replaces_the_older_at_once():
     assert caught.value.reason is Reason.STALE_INCARNATION
 
 
+def test_a_report_is_planned_from_the_plan_that_is_in_force_when_its_turn_comes():
+    book = make_book()
+    session = open_session(book).session
+    report_step(book, session, 1)
+    first = book.take_work(now_seconds=0.0)
+    assert first.begin_L == (), "there is no plan yet"
+    report_step(book, session, 2)
+    plan = book.install(first, solved(first), create_time_seconds=1.75e9)
+    assert book.take_work(now_seconds=0.0).begin_L is plan.guests_L
+
+
+def test_a_run_with_other_layers_begins_with_no_guests():
+    book = make_book()
+    for incarnation, experts_L in ((1, (8, 8)), (2, (8, 12))):
+        spec = make_spec(training_job="j", incarnation=incarnation, experts_L=experts_L)
+        report_step(book, open_session(book, spec).session, 1)
+        work = book.take_work(now_seconds=0.0)
+        assert work.begin_L == ()
+        book.install(work, solved(work), create_time_seconds=1.75e9)
+
+
 def test_an_older_incarnation_is_refused_and_changes_nothing():
     book = make_book()
     session = open_session(book, make_spec(training_job="j", incarnation=2)).session

@@ -83,10 +83,13 @@ def test_layers_planned_together_are_planned_as_each_by_itself(problems, effort,
     alone = dataclasses.replace(together, options=dataclasses.replace(together.options, min_imbalance_ppm=1))
     report = dataclasses.replace(make_report(together, step=3), measured_rates=measured)
     recent_L = [make_report(together, step=2).counts_L[index].sum(axis=0)[None] for index in range(5)]
+    begin_L = solved(together, make_report(together, step=2)).guests_L
+    problems.clear()
+    fields = {"recent_L": recent_L, "begin_L": begin_L}
     layer_seconds = EffortSeconds(fast=1e-9, balanced=1e-9)  # as many at a time as may be
-    got = solved(together, report, recent_L=recent_L, layer_seconds=layer_seconds)
+    got = solved(together, report, layer_seconds=layer_seconds, **fields)
     assert not problems
-    expected = solved(alone, report, recent_L=recent_L)
+    expected = solved(alone, report, **fields)
     assert len(problems) == 5
     assert got.intra_guests + got.inter_guests > 0
     for one, other in zip(got.solution_L, expected.solution_L, strict=True):
@@ -101,7 +104,7 @@ def test_layers_planned_together_are_planned_as_each_by_itself(problems, effort,
         assert (one.gates, one.effort) == (other.gates, effort)
 
 
-def test_what_is_wrong_with_layers_planned_together_fails_the_plan(monkeypatch):
+def test_what_is_wrong_with_layers_planned_together_fails_the_plan():
     """Each is planned again by itself, and refused there."""
     spec = make_spec()
     report, recent_L = make_report(spec, step=3), [np.ones((1, 8), dtype=np.int64)] * 2
@@ -112,6 +115,17 @@ def test_what_is_wrong_with_layers_planned_together_fails_the_plan(monkeypatch):
     )
     failure = advance(work, pressure=Pressure)
     assert "counts must be between 0 and 2^31-1" in failure.message
+
+
+def test_guests_to_begin_with_reach_their_layer(problems):
+    spec = make_spec(experts_L=(8, 12))
+    begin_L = (np.full((4, 2), -1), np.full((4, 2), -1))
+    begin_L[0][0, 1], begin_L[1][3, 0] = 6, 2
+    solved(spec, make_report(spec, step=3), begin_L=begin_L)
+    for problem, begin_RK in zip(problems, begin_L, strict=True):
+        np.testing.assert_array_equal(problem.begin_guests_RK, begin_RK)
+    solved(spec, make_report(spec, step=3))
+    assert [problem.begin_guests_RK for problem in problems[2:]] == [None, None]
 
 
 def test_rates_reach_their_layer_where_it_declares_them(problems):
@@ -196,6 +210,7 @@ def test_a_plan_for_the_counts_at_hand_holds_for_those_alone(client, problems):
     assert [len(problem.recent_tokens_NE) for problem in problems] == [0, 0, 1, 1]
     client.plan_now(session_id, make_report(spec, step=3))
     assert [problem.recent_tokens_NE for problem in problems[4:]] == [None, None]
+    assert [problem.begin_guests_RK for problem in problems[4:]] == [None, None]
 
 
 def test_a_histogram_that_no_router_can_have_changes_no_plan(planner, client, problems):
