@@ -37,15 +37,16 @@ def predict_seconds(
     bandwidths = [level.bandwidth_bytes_per_second for level in topology.levels]
     if rates is None or any(bandwidth is None for bandwidth in bandwidths):
         return None
-    return _end_of_last(
+    latest = _end_of_last(
         read_only(moves.moves_G3),
         topology.level_RR,
-        rates.expert_size_bytes / np.array(bandwidths, dtype=np.float64),
-        rates.token_picoseconds * NORMAL_SPEED_MILLI / _PICOSECONDS,
+        rates.expert_size_bytes * _PICOSECONDS / np.array(bandwidths, dtype=np.float64),
+        float(rates.token_picoseconds * NORMAL_SPEED_MILLI),
         topology.speeds_R,
         read_only(loads_R),
         read_only(guest_tokens_R),
     )
+    return latest / _PICOSECONDS
 
 
 def predict_static_seconds(problem: LayerProblem) -> float | None:
@@ -57,19 +58,19 @@ def predict_static_seconds(problem: LayerProblem) -> float | None:
 def _end_of_last(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
     moves_G3: IntArray,
     level_RR: IntArray,
-    transfer_seconds_V: FloatArray,
-    token_seconds: float,
+    transfer_V: FloatArray,
+    token_time: float,
     speeds_R: IntArray,
     loads_R: IntArray,
     guest_tokens_R: IntArray,
 ) -> float:
-    """When the last rank ends, in seconds.
+    """When the last rank ends, in picoseconds: whole numbers where all speeds are alike, so that equal times are equal.
 
     Args:
         moves_G3: expert, source and rank of each move, what is passed on after what brings it. Shape: [moves, 3].
         level_RR: level between two ranks. Shape: [ranks, ranks].
-        transfer_seconds_V: what a transfer takes at each level. Shape: [levels].
-        token_seconds: what a token takes at speed 1.
+        transfer_V: picoseconds of a transfer at each level. Shape: [levels].
+        token_time: picoseconds of a token at speed 1.
         speeds_R: speed of each rank. Shape: [ranks].
         loads_R: tokens of each rank. Shape: [ranks].
         guest_tokens_R: those of its guests. Shape: [ranks].
@@ -82,13 +83,13 @@ def _end_of_last(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the obj
             if moves_G3[before, 0] == expert and moves_G3[before, 2] == source:
                 sent_R[source] = max(sent_R[source], arrival_G[before])
                 break
-        seconds = transfer_seconds_V[level_RR[source, rank]]
-        sent_R[source] += seconds
-        received_R[rank] = max(received_R[rank] + seconds, sent_R[source])
+        transfer = transfer_V[level_RR[source, rank]]
+        sent_R[source] += transfer
+        received_R[rank] = max(received_R[rank] + transfer, sent_R[source])
         arrival_G[move] = received_R[rank]
     latest = 0.0
     for rank in range(loads_R.size):
-        per_token = token_seconds / speeds_R[rank]
+        per_token = token_time / speeds_R[rank]
         home = (loads_R[rank] - guest_tokens_R[rank]) * per_token
         latest = max(latest, max(home, received_R[rank]) + guest_tokens_R[rank] * per_token)
     return latest
