@@ -139,10 +139,9 @@ def _judge(  # noqa: PLR0913 - one array of the kernel each
 ) -> PlacedLayer | None:
     """Draws up one layer; None where it takes more than that."""
     is_right, total, cost_milli, num_moves, num_intra = figures_F.tolist()
-    target = pace_for(total, tolerance_ppm, topology)
-    gates = gates_ahead(loads_R, target, topology, has_guests=num_moves > 0)
     if not is_right:
         return None
+    gates = gates_ahead(loads_R, pace_for(total, tolerance_ppm, topology), topology, has_guests=num_moves > 0)
     if Gate.OUT_OF_REACH in gates and num_moves and strain(loads_R, topology) >= strain(home_loads_R, topology):
         return None
     stats = PlanStats(

@@ -34,13 +34,14 @@ def predict_seconds(
         guest_tokens_R: those of its guests. Shape: [ranks].
     """
     topology, rates = problem.topology, problem.rates
-    bandwidths = [level.bandwidth_bytes_per_second for level in topology.levels]
-    if rates is None or any(bandwidth is None for bandwidth in bandwidths):
+    bandwidths = [level.bandwidth_bytes_per_second or 0 for level in topology.levels]
+    if rates is None or not all(bandwidths):
         return None
     latest = _end_of_last(
         read_only(moves.moves_G3),
+        problem.home_E.size,
         topology.level_RR,
-        rates.expert_size_bytes * _PICOSECONDS / np.array(bandwidths, dtype=np.float64),
+        np.array([rates.expert_size_bytes * _PICOSECONDS // bandwidth for bandwidth in bandwidths], dtype=np.float64),
         float(rates.token_picoseconds * NORMAL_SPEED_MILLI),
         topology.speeds_R,
         read_only(loads_R),
@@ -57,6 +58,7 @@ def predict_static_seconds(problem: LayerProblem) -> float | None:
 @brief_kernel
 def _end_of_last(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
     moves_G3: IntArray,
+    num_experts: int,
     level_RR: IntArray,
     transfer_V: FloatArray,
     token_time: float,
@@ -64,10 +66,11 @@ def _end_of_last(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the obj
     loads_R: IntArray,
     guest_tokens_R: IntArray,
 ) -> float:
-    """When the last rank ends, in picoseconds: whole numbers where all speeds are alike, so that equal times are equal.
+    """When the last rank ends, in picoseconds: whole numbers at normal speed, so that equal times are equal.
 
     Args:
         moves_G3: expert, source and rank of each move, what is passed on after what brings it. Shape: [moves, 3].
+        num_experts: experts of the layer.
         level_RR: level between two ranks. Shape: [ranks, ranks].
         transfer_V: picoseconds of a transfer at each level. Shape: [levels].
         token_time: picoseconds of a token at speed 1.
@@ -76,20 +79,23 @@ def _end_of_last(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the obj
         guest_tokens_R: those of its guests. Shape: [ranks].
     """
     sent_R, received_R = np.zeros(loads_R.size), np.zeros(loads_R.size)
-    arrival_G = np.empty(moves_G3.shape[0])
+    arrival_G, before_G = np.empty(moves_G3.shape[0]), np.empty(moves_G3.shape[0], dtype=np.int64)
+    last_E = np.full(num_experts, -1, dtype=np.int64)
     for move in range(moves_G3.shape[0]):
         expert, source, rank = moves_G3[move]
-        for before in range(move - 1, -1, -1):
-            if moves_G3[before, 0] == expert and moves_G3[before, 2] == source:
-                sent_R[source] = max(sent_R[source], arrival_G[before])
-                break
+        before = last_E[expert]
+        before_G[move], last_E[expert] = before, move
+        while before >= 0 and moves_G3[before, 2] != source:
+            before = before_G[before]
+        if before >= 0:  # it is passed on
+            sent_R[source] = max(sent_R[source], arrival_G[before])
         transfer = transfer_V[level_RR[source, rank]]
         sent_R[source] += transfer
         received_R[rank] = max(received_R[rank] + transfer, sent_R[source])
         arrival_G[move] = received_R[rank]
     latest = 0.0
     for rank in range(loads_R.size):
-        per_token = token_time / speeds_R[rank]
-        home = (loads_R[rank] - guest_tokens_R[rank]) * per_token
-        latest = max(latest, max(home, received_R[rank]) + guest_tokens_R[rank] * per_token)
+        home = (loads_R[rank] - guest_tokens_R[rank]) * token_time / speeds_R[rank]
+        guests = guest_tokens_R[rank] * token_time / speeds_R[rank]
+        latest = max(latest, max(home, received_R[rank]) + guests)
     return latest

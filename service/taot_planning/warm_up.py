@@ -39,7 +39,7 @@ def warm_up(algorithms: Iterable[str] = tuple(ALGORITHMS), *, has_recent: bool =
         check_guests(plan.guests_RK, home_E=problem.home_E, slots_R=problem.topology.slots_R)  # as agents do
         plan.stats(problem)
     levels = tuple(replace(level, bandwidth_bytes_per_second=1) for level in problem.topology.levels)
-    rates = LayerRates(token_picoseconds=1, expert_size_bytes=1)
+    rates = LayerRates(token_picoseconds=1, expert_size_bytes=2**30)
     predict_static_seconds(replace(problem, topology=replace(problem.topology, levels=levels), rates=rates))
     if has_recent and "taot" in algorithms:
         recent_NE = np.array([[2, 2, 2, 2]])

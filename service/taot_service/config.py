@@ -57,7 +57,7 @@ class ServiceConfig:
     in private networks only. With tokens every name will do."""
 
     solver_threads: Count = 2
-    """Threads that plan, each a layer at a time: of several reports, or of one where no other waits. Their kernels
+    """Threads that plan, each some layers at a time: of several reports, or of one where no other waits. Their kernels
     release the GIL."""
 
     publish_within: SecondsFromZero = 0.1

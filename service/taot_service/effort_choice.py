@@ -14,8 +14,8 @@ REMEMBERED_PART = 0.95
 tried for some plans, not for good. Where it takes five times too long it is tried once every 30 plans or so."""
 
 BATCH_SECONDS = 0.004
-"""What a batch of layers takes, for which others wait at most: less than a slice, and a hundred times what it costs to
-begin one."""
+"""What a batch of layers should take, for which others wait: less than a slice, and much more than it costs to begin
+one."""
 
 PARTS = 4
 """A batch is this part of what is left at most, so that threads which share a report end together."""
@@ -23,17 +23,16 @@ PARTS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class EffortSeconds:
-    """What planning one layer took at most in the newest plan of a session that says, by effort; 0: not known yet."""
+    """What planning one layer took at most in the newest plan of a session that says, by effort; 0: not known yet.
+
+    Of layers that were planned together it is their mean.
+    """
 
     fast: float = 0.0
     """With the effort `fast`."""
 
     balanced: float = 0.0
     """With the effort `balanced`."""
-
-    def of(self, effort: Effort) -> float:
-        """That of an effort; 0 where it is not known, which it never is of `exact`."""
-        return {"fast": self.fast, "balanced": self.balanced}.get(effort, 0.0)
 
     def with_layer(self, effort: Effort, seconds: float) -> EffortSeconds:
         """The same after one more layer."""
@@ -73,12 +72,14 @@ def choose_effort(
     return "fast" if is_contended or needed_seconds > spare_seconds else "balanced"
 
 
-def choose_batch(layer_seconds: float, layers_left: int) -> int:
-    """How many layers to plan in one go, 1 or more.
+def choose_batch(layer_seconds: float, layers_left: int, *, is_contended: bool) -> int:
+    """How many layers to plan in one go with the effort `fast`, 1 or more.
 
     Args:
         layer_seconds: what a layer takes; 0: not known yet.
         layers_left: layers that may still be begun.
+        is_contended: whether others wait for the solver, so that no thread helps.
     """
     in_time = int(BATCH_SECONDS / layer_seconds) if layer_seconds else 1
-    return max(min(in_time, -(-layers_left // PARTS)), 1)
+    share = layers_left if is_contended else -(-layers_left // PARTS)
+    return max(min(in_time, share), 1)

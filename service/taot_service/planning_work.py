@@ -77,7 +77,7 @@ class PlanningWork:
     """How far it has come."""
 
     def __post_init__(self) -> None:
-        self.progress = Progress(num_layers=len(self.layers))
+        self.progress = Progress([layer.num_experts for layer in self.layers])
 
     @property
     def path(self) -> tuple[str, str, str]:

@@ -12,14 +12,20 @@ from taot_service.layer_solution import LayerSolution
 class Progress:
     """Hands out layers in their order, and collects what came of them."""
 
-    def __init__(self, *, num_layers: int) -> None:
+    def __init__(self, num_experts_L: Sequence[int]) -> None:
+        """Begins with no layer.
+
+        Args:
+            num_experts_L: experts of each layer.
+        """
         self.is_dropped = False
         """Set, from any thread and for good, once nobody wants the plan any more."""
         self.started_seconds: float | None = None
         """When a thread first took it up, on the clock of the sessions."""
         self.layer_seconds = EffortSeconds()
         """What its layers took."""
-        self._solution_L: list[LayerSolution | None] = [None] * num_layers
+        self._solution_L: list[LayerSolution | None] = [None] * len(num_experts_L)
+        self._num_experts_L = num_experts_L
         self._failure: Exception | None = None
         self._num_begun = 0
         self._num_open = 0
@@ -39,15 +45,21 @@ class Progress:
         return solved if len(solved) == len(self._solution_L) else None
 
     def begin_layers(self, most: int) -> range:
-        """The next layers for the thread that asks, which then tells what came of them; empty: there are none left."""
+        """The next layers, with as many experts each, for the thread that asks, which then tells what came of them.
+
+        Empty where there are none left.
+        """
         with self._lock:
-            begun = range(self._num_begun, self._num_begun + min(most, self.layers_left))
-            self._num_begun = begun.stop
-            self._num_open += len(begun)
-            return begun
+            start = end = self._num_begun
+            last = start + min(most, self.layers_left)
+            while end < last and self._num_experts_L[end] == self._num_experts_L[start]:
+                end += 1
+            self._num_begun = end
+            self._num_open += end - start
+            return range(start, end)
 
     def note(self, layers: range, solutions: Sequence[LayerSolution], *, seconds: float) -> None:
-        """Layers that were begun are solved, each in some seconds; 0 where its solution was there before."""
+        """Layers that were begun are solved, each in some seconds."""
         with self._lock:
             self.layer_seconds = self.layer_seconds.with_layer(solutions[0].effort, seconds)
             self._solution_L[layers.start : layers.stop] = solutions

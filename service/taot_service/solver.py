@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from taot_api.published_plan import PublishedStats
-from taot_planning import LayerProblem, PlanStats, Topology, check_plan, plan_layer
-from taot_planning.arrays import IntArray
+from taot_api.session_spec import LayerSpec
+from taot_planning import LayerProblem, Topology, check_plan, plan_layer
 from taot_planning.guest_moves import list_moves
 from taot_planning.layer_batch import LayerBatch, PlacedLayer, can_place_together, place_together
 from taot_planning.options import Effort, PlanningOptions
 from taot_planning.step_time import predict_seconds, predict_static_seconds
 from taot_service.effort_choice import EffortSeconds
-from taot_service.layer_account import account_for, account_for_placed
+from taot_service.layer_account import LayerAccount, account_for, account_for_placed
 from taot_service.layer_solution import LayerSolution
 from taot_service.planning_work import PlanningWork, Purpose, SolvedPlan
 
@@ -27,23 +26,23 @@ def solve_layers(
 
     Args:
         work: the report.
-        layers: which of its layers.
+        layers: which of its layers, all with as many experts.
         effort: how hard to search.
         measured_topology: that of `measured_topology_of`.
     """
     asked = work.spec.options
     options = asked if effort == asked.effort else replace(asked, effort=effort)
-    solutions: list[LayerSolution] = []
-    for _, group in groupby(layers, key=lambda index: work.layers[index].num_experts):
-        alike = list(group)
-        start = time.perf_counter()
-        placed_L = _place_together(work, alike, options)
-        seconds = (time.perf_counter() - start) / len(alike)
-        for index, placed in zip(alike, placed_L, strict=True):
-            if placed is None:
-                solutions.append(_solve_alone(work, index, options, measured_topology))
-            else:
-                solutions.append(_solution_of(placed, work, index, effort, measured_topology, seconds))
+    start = time.perf_counter()
+    placed_L = _place_together(work, layers, options)
+    seconds = (time.perf_counter() - start) / len(layers)
+    solutions = []
+    for index, placed in zip(layers, placed_L, strict=True):
+        timed = _timed(work, index, measured_topology)
+        if placed is None:
+            solutions.append(_solve_alone(work, index, options, timed))
+        else:
+            layer, account = work.layers[index], account_for_placed(placed)
+            solutions.append(_solution_of(placed, layer, timed, effort=effort, seconds=seconds, account=account))
     return solutions
 
 
@@ -65,59 +64,57 @@ def _place_together(
     return place_together(batch, options)
 
 
-def _solution_of(  # noqa: PLR0913, PLR0917
-    placed: PlacedLayer, work: PlanningWork, index: int, effort: Effort, measured_topology: Topology, seconds: float
-) -> LayerSolution:
-    timed = _timed(work, index, measured_topology)
-    gain_seconds = None if timed is None else _predict_gain(timed, placed.guests_RK, placed.loads_R, placed.tokens_RK)
-    return LayerSolution(
-        guests_RK=placed.guests_RK,
-        quota_SRK=None,
-        stats=_published(placed.stats, work, index, seconds=seconds, gain_seconds=gain_seconds),
-        gates=placed.gates,
-        intra_guests=placed.stats.intra_guests,
-        inter_guests=placed.stats.inter_guests,
-        effort=effort,
-        account=account_for_placed(placed),
-    )
-
-
-def _solve_alone(
-    work: PlanningWork, index: int, options: PlanningOptions, measured_topology: Topology
-) -> LayerSolution:
-    has_quotas = work.purpose is Purpose.CALLER
+def _solve_alone(work: PlanningWork, index: int, options: PlanningOptions, timed: LayerProblem | None) -> LayerSolution:
     start = time.perf_counter()
     problem = _problem_of(work, index)
     plan = plan_layer(problem, algorithm=work.spec.algorithm, options=options)
     check_plan(plan, problem)
-    stats = plan.stats(problem)
-    timed = problem if problem.rates is not None else _timed(work, index, measured_topology)
-    gain_seconds = (
-        None if timed is None else _predict_gain(timed, plan.guests_RK, plan.loads_R(problem), plan.tokens_RK)
-    )
-    seconds = time.perf_counter() - start
-    return LayerSolution(
+    placed = PlacedLayer(
         guests_RK=plan.guests_RK,
-        quota_SRK=plan.quota_SRK if has_quotas else None,
-        stats=_published(stats, work, index, seconds=seconds, gain_seconds=gain_seconds),
+        tokens_RK=plan.tokens_RK,
+        home_loads_R=problem.loads.load_R,
+        loads_R=plan.loads_R(problem),
+        stats=plan.stats(problem),
         gates=plan.explanation.gates,
+    )
+    is_for_caller = work.purpose is Purpose.CALLER
+    solution = _solution_of(
+        placed,
+        work.layers[index],
+        timed if problem.rates is None else problem,
+        effort=options.effort,
+        seconds=time.perf_counter() - start,
+        account=None if is_for_caller else account_for(plan, problem, placed.stats),
+    )
+    return replace(solution, quota_SRK=plan.quota_SRK) if is_for_caller else solution
+
+
+def _solution_of(
+    placed: PlacedLayer,
+    layer: LayerSpec,
+    timed: LayerProblem | None,
+    *,
+    effort: Effort,
+    seconds: float,
+    account: LayerAccount | None,
+) -> LayerSolution:
+    stats = placed.stats
+    return LayerSolution(
+        guests_RK=placed.guests_RK,
+        quota_SRK=None,
+        stats=PublishedStats(
+            imbalance_before=stats.imbalance_before,
+            imbalance_after=stats.imbalance_after,
+            weighted_cost=stats.weighted_cost,
+            transfer_size_bytes=(stats.intra_guests + stats.inter_guests) * layer.expert_size_bytes,
+            planning_seconds=seconds,
+            predicted_gain_seconds=None if timed is None else _predict_gain(timed, placed),
+        ),
+        gates=placed.gates,
         intra_guests=stats.intra_guests,
         inter_guests=stats.inter_guests,
-        effort=options.effort,
-        account=None if has_quotas else account_for(plan, problem, stats),  # nobody asks about the plan of a caller
-    )
-
-
-def _published(
-    stats: PlanStats, work: PlanningWork, index: int, *, seconds: float, gain_seconds: float | None
-) -> PublishedStats:
-    return PublishedStats(
-        imbalance_before=stats.imbalance_before,
-        imbalance_after=stats.imbalance_after,
-        weighted_cost=stats.weighted_cost,
-        transfer_size_bytes=(stats.intra_guests + stats.inter_guests) * work.layers[index].expert_size_bytes,
-        planning_seconds=seconds,
-        predicted_gain_seconds=gain_seconds,
+        effort=effort,
+        account=account,
     )
 
 
@@ -168,17 +165,11 @@ def _timed(work: PlanningWork, index: int, measured_topology: Topology) -> Layer
     return LayerProblem(counts_RE=counts_RE, home_E=layer.home_E, topology=measured_topology, rates=rates)
 
 
-def _predict_gain(timed: LayerProblem, guests_RK: IntArray, loads_R: IntArray, tokens_RK: IntArray) -> float | None:
-    """Predicted time without guests minus with them, None when unknown.
-
-    Args:
-        timed: the layer with its rates.
-        guests_RK: expert in each guest slot, -1 where empty. Shape: [ranks, slots].
-        loads_R: tokens each rank computes. Shape: [ranks].
-        tokens_RK: those of each guest. Shape: [ranks, slots].
-    """
+def _predict_gain(timed: LayerProblem, placed: PlacedLayer) -> float | None:
+    """Predicted time without guests minus with them, None when unknown."""
     static_seconds = predict_static_seconds(timed)
-    seconds = predict_seconds(timed, list_moves(timed, guests_RK), loads_R, tokens_RK.sum(axis=1))
+    moves = list_moves(timed, placed.guests_RK)
+    seconds = predict_seconds(timed, moves, placed.loads_R, placed.tokens_RK.sum(axis=1))
     return None if static_seconds is None or seconds is None else static_seconds - seconds
 
 

@@ -43,7 +43,7 @@ class SolverPool:
         """Starts no thread yet.
 
         Args:
-            num_threads: how many layers are planned at a time, of one report or of several.
+            num_threads: how many batches of layers are planned at a time, of one report or of several.
             queue: where work waits, and where it goes back when it gives way.
             take_work: called on the loop with `now_seconds` when a thread is free; the next work of the queue, if any.
             on_done: called on the loop with what became of work that nobody waits for.
@@ -98,7 +98,7 @@ class SolverPool:
         return asyncio.get_running_loop().run_in_executor(self._executor, run, work)
 
     async def solve_now(self, work: PlanningWork) -> FinishedWork:
-        """Plans for a caller that waits. One that is cancelled costs at most the layer that is being planned."""
+        """Plans for a caller that waits. One that is cancelled costs at most the layers that are being planned."""
         answer: asyncio.Future[FinishedWork] = asyncio.get_running_loop().create_future()
         self._answers[work] = answer
         self._queue.add(work)
@@ -112,7 +112,7 @@ class SolverPool:
                 self._queue.discard(work)
 
     async def close(self, *, timeout_seconds: float) -> bool:
-        """Takes no more work and gives up what is being planned at the next layer.
+        """Takes no more work and gives up what is being planned after the layers in work.
 
         Returns:
             Whether all threads became idle in time. Compiling cannot be interrupted.

@@ -66,15 +66,19 @@ def _is_over(work: PlanningWork) -> bool:
 def _plan_some(work: PlanningWork, topology: Topology, pressure: Pressure) -> bool:
     """Plans the next layers. Returns whether there were any."""
     start_seconds, progress = time.monotonic(), work.progress
-    layer_seconds, layers_left = progress.layer_seconds.or_else(work.layer_seconds), progress.layers_left
+    layers_left, before = progress.layers_left, work.layer_seconds
     effort = choose_effort(
         work.spec.options.effort,
         spare_seconds=None if work.publish_seconds is None else work.publish_seconds - start_seconds,
         layers_left=layers_left,
         is_contended=pressure.is_any,
-        layer_seconds=layer_seconds,
+        layer_seconds=progress.layer_seconds.or_else(before),
     )
-    layers = progress.begin_layers(1 if work.improves else choose_batch(layer_seconds.of(effort), layers_left))
+    most = 1
+    if effort == "fast" and work.improves is None:
+        slowest_seconds = max(progress.layer_seconds.fast, before.fast)  # layers to come may be slower than the first
+        most = choose_batch(slowest_seconds, layers_left, is_contended=pressure.is_any)
+    layers = progress.begin_layers(most)
     if not layers:
         return False
     try:

@@ -16,7 +16,7 @@ CALLER_CREDIT_SECONDS = 0.25
 largest groups."""
 
 SLICE_SECONDS = 0.01
-"""Solver time after which work gives way to other work of its kind, at the next layer."""
+"""Solver time after which work gives way to other work of its kind, after the layers in work."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -113,7 +113,7 @@ def brute_force_seconds(problem: LayerProblem, plan: LayerPlan) -> float:
 
 
 def test_the_predicted_time_follows_the_model() -> None:
-    for size in (0, 10**6, 10**8, 10**9):
+    for size in (0, 10**6, 10**8, 10**9, 2**40):
         problem = with_rates(layer(2), expert_size_bytes=size)
         plan = plan_layer(layer(2))
         assert plan.stats(problem).predicted_seconds == pytest.approx(brute_force_seconds(problem, plan), rel=1e-6)

@@ -11,12 +11,14 @@ from running_planner import running_planner
 from session_book_samples import make_book, open_session, report_step, solved
 
 import taot_service.solver
+import taot_service.solving
 from taot_api.published_plan import PublishedStats
 from taot_planning import PlanningOptions, plan_layer
 from taot_service.config import ServiceConfig
 from taot_service.effort_choice import EffortSeconds, choose_batch, choose_effort
 from taot_service.improvement import is_better
 from taot_service.planning_work import Purpose
+from taot_service.solver import solve_layers
 from taot_service.solving import advance
 from taot_service.work_queue import Pressure
 
@@ -44,11 +46,43 @@ def test_layers_are_searched_for_as_hard_as_there_is_time(asked, spare, layers_l
 
 
 @pytest.mark.parametrize(
-    ("layer_seconds", "layers_left", "batch"),
-    [(0.0, 48, 1), (0.0005, 48, 8), (0.0005, 20, 5), (0.0005, 3, 1), (0.0015, 48, 2), (0.2, 48, 1), (0.0005, 0, 1)],
+    ("layer_seconds", "layers_left", "is_contended", "batch"),
+    [
+        (0.0, 48, False, 1),
+        (0.0005, 48, False, 8),
+        (0.0005, 20, False, 5),
+        (0.0005, 20, True, 8),
+        (0.0005, 3, False, 1),
+        (0.0005, 3, True, 3),
+        (0.0015, 48, False, 2),
+        (0.2, 48, True, 1),
+        (0.0005, 0, True, 1),
+    ],
 )
-def test_as_many_layers_at_a_time_as_others_may_wait_for(layer_seconds, layers_left, batch):
-    assert choose_batch(layer_seconds, layers_left) == batch
+def test_as_many_layers_at_a_time_as_others_may_wait_for(layer_seconds, layers_left, is_contended, batch):
+    assert choose_batch(layer_seconds, layers_left, is_contended=is_contended) == batch
+
+
+@pytest.mark.parametrize(("known", "sizes"), [(0.0005, [8, 3, 1]), (0.1, [1] * 12), (0.0, None)])
+def test_batches_follow_the_slowest_layer_that_is_known(monkeypatch, known, sizes):
+    batches = []
+
+    def solve(work, layers, **options):
+        batches.append(len(layers))
+        return solve_layers(work, layers, **options)
+
+    monkeypatch.setattr(taot_service.solving, "solve_layers", solve)
+    book = make_book()
+    spec = make_spec(experts_L=(8,) * 11 + (9,), options=PlanningOptions(effort="fast"))
+    report_step(book, open_session(book, spec).session, 1)
+    work = book.take_work(now_seconds=0.0)
+    work.layer_seconds = EffortSeconds(fast=known)
+    others_wait = Pressure(has_shared=True)
+    while advance(work, pressure=lambda: others_wait) is None:
+        pass
+    assert sum(batches) == 12
+    assert batches == (sizes or batches)
+    assert batches[0] == (sizes or [1])[0], "what is not known is tried with one"
 
 
 @pytest.mark.parametrize(

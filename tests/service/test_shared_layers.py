@@ -14,6 +14,7 @@ from running_planner import running_planner
 import taot_service.solver
 from taot_planning import plan_layer
 from taot_service.config import ServiceConfig
+from taot_service.progress import Progress
 
 EXPERTS_L = (5, 6, 7, 8, 9, 10)
 
@@ -94,3 +95,43 @@ def test_a_layer_that_fails_in_any_thread_fails_the_plan_and_no_other(planner, c
     second = client.report_and_wait(session_id, spec, make_report(spec, step=3))
     assert second.identity.version == first.identity.version + 1
     assert second.source_step == 3
+
+
+class Solution(int):
+    """Stands for the solution of the layer of that number."""
+
+    effort = "fast"
+
+
+def test_threads_get_batches_of_layers_alike_and_every_layer_once():
+    experts_L = [8] * 40 + [9] * 25 + [8] * 35
+    progress = Progress(experts_L)
+    begun: list[range] = []
+
+    def plan() -> None:
+        while layers := progress.begin_layers(7):
+            begun.append(layers)
+            progress.note(layers, [Solution(index) for index in layers], seconds=0.0)
+
+    threads = [threading.Thread(target=plan) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(timeout=CALL_SECONDS)
+    progress.wait_for_begun()
+    assert sorted(index for layers in begun for index in layers) == list(range(100))
+    assert all(len({experts_L[index] for index in layers}) == 1 for layers in begun)
+    assert max(map(len, begun)) == 7
+    assert progress.solution_L == list(range(100))
+
+
+def test_a_batch_that_fails_ends_the_work_and_nobody_waits_for_it():
+    progress = Progress([8] * 20)
+    first, second = progress.begin_layers(4), progress.begin_layers(4)
+    progress.fail(first, ZeroDivisionError("an algorithm's mistake"))
+    assert not progress.begin_layers(4)
+    assert progress.layers_left == 0
+    progress.fail(second, ValueError("later"))
+    with pytest.raises(ZeroDivisionError):
+        progress.wait_for_begun()
+    assert progress.solution_L is None

@@ -16,8 +16,9 @@ from taot_planning import LayerProblem, PlanningOptions, plan_layer
 from taot_planning.explanation import Gate
 from taot_planning.layer_problem import LayerRates
 from taot_service.config import ServiceConfig
-from taot_service.effort_choice import EffortSeconds
+from taot_service.layer_solution import LayerSolution
 from taot_service.planning_work import PlanningWork, SolvedPlan
+from taot_service.solver import measured_topology_of, solve_layers
 from taot_service.solving import advance
 from taot_service.work_queue import Pressure
 
@@ -76,43 +77,59 @@ def test_recent_tokens_reach_their_layer(problems):
     assert [problem.recent_tokens_NE for problem in problems[2:]] == [None, None]
 
 
+def ahead_work(spec, report, *, begin_L=()) -> PlanningWork:
+    """A report with one before it."""
+    recent_L = [make_report(spec, step=2).counts_L[index].sum(axis=0)[None] for index in range(len(spec.layers))]
+    return PlanningWork(
+        session_id="s",
+        spec=spec,
+        layers=spec.layers,
+        report=report,
+        recent_L=recent_L,
+        begin_L=begin_L,
+        arrival_seconds=0.0,
+    )
+
+
+def solve_all(work) -> list[LayerSolution]:
+    """All layers in one batch."""
+    layers = range(len(work.layers))
+    topology = measured_topology_of(work)
+    return solve_layers(work, layers, effort=work.spec.options.effort, measured_topology=topology)
+
+
 @pytest.mark.parametrize("measured", [None, MeasuredRates(token_picoseconds_L=(10**9,) * 5, bandwidth_V=(10**9,) * 2)])
 @pytest.mark.parametrize("effort", ["fast", "balanced"])
 def test_layers_planned_together_are_planned_as_each_by_itself(problems, effort, measured):
-    together = make_spec(experts_L=(8, 8, 12, 12, 8), options=PlanningOptions(effort=effort))
+    together = make_spec(experts_L=(12,) * 5, options=PlanningOptions(effort=effort))
     alone = dataclasses.replace(together, options=dataclasses.replace(together.options, min_imbalance_ppm=1))
     report = dataclasses.replace(make_report(together, step=3), measured_rates=measured)
-    recent_L = [make_report(together, step=2).counts_L[index].sum(axis=0)[None] for index in range(5)]
     begin_L = solved(together, make_report(together, step=2)).guests_L
     problems.clear()
-    fields = {"recent_L": recent_L, "begin_L": begin_L}
-    layer_seconds = EffortSeconds(fast=1e-9, balanced=1e-9)  # as many at a time as may be
-    got = solved(together, report, layer_seconds=layer_seconds, **fields)
+    got = solve_all(ahead_work(together, report, begin_L=begin_L))
     assert not problems
-    expected = solved(alone, report, **fields)
+    expected = solve_all(ahead_work(alone, report, begin_L=begin_L))
     assert len(problems) == 5
-    assert got.intra_guests + got.inter_guests > 0
-    for one, other in zip(got.solution_L, expected.solution_L, strict=True):
+    assert sum(each.intra_guests + each.inter_guests for each in got) > 0
+    for one, other in zip(got, expected, strict=True):
         np.testing.assert_array_equal(one.guests_RK, other.guests_RK)
         np.testing.assert_array_equal(one.account.tokens_RK, other.account.tokens_RK)
         np.testing.assert_array_equal(one.account.home_loads_R, other.account.home_loads_R)
         assert one.account.considered == other.account.considered
-        assert dataclasses.replace(one.stats, planning_seconds=0.0) == dataclasses.replace(
-            other.stats, planning_seconds=0.0
-        )
-        assert (one.stats.predicted_gain_seconds is None) == (measured is None)
+        one_stats, other_stats = (dataclasses.replace(each.stats, planning_seconds=0.0) for each in (one, other))
+        assert one_stats == other_stats
+        assert (one_stats.predicted_gain_seconds is None) == (measured is None)
         assert (one.gates, one.effort) == (other.gates, effort)
 
 
-def test_what_is_wrong_with_layers_planned_together_fails_the_plan():
-    """Each is planned again by itself, and refused there."""
-    spec = make_spec()
-    report, recent_L = make_report(spec, step=3), [np.ones((1, 8), dtype=np.int64)] * 2
-    assert solved(spec, report, recent_L=recent_L).guests_L
-    wrong = dataclasses.replace(report, counts_L=(report.counts_L[0], -report.counts_L[1]))
-    work = PlanningWork(
-        session_id="s", spec=spec, layers=spec.layers, report=wrong, recent_L=recent_L, arrival_seconds=0.0
-    )
+def test_a_layer_that_is_wrong_goes_alone_and_fails_the_plan(problems):
+    spec = make_spec(experts_L=(8,) * 4)
+    report = make_report(spec, step=3)
+    wrong_L = (*report.counts_L[:2], -report.counts_L[2], report.counts_L[3])
+    work = ahead_work(spec, dataclasses.replace(report, counts_L=wrong_L))
+    with pytest.raises(ValueError, match="counts must be between 0 and"):
+        solve_all(work)
+    assert not problems, "a problem with such counts cannot be stated, and no other layer has gone alone"
     failure = advance(work, pressure=Pressure)
     assert "counts must be between 0 and 2^31-1" in failure.message
 
