@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from taot_planning.algorithms.robust_guests import find_robust_guests, no_guests, rounds_for, scaled_capacities
+from taot_planning.algorithms.robust_guests import RESCUE_FACTOR, no_guests, rounds_for, scaled_capacities
+from taot_planning.algorithms.scenario_search import search_robust_guests
+from taot_planning.algorithms.scenarios import make_up
 from taot_planning.algorithms.tolerance import gates_ahead
 from taot_planning.arrays import IntArray
 from taot_planning.assignment import load_guests
@@ -207,8 +209,9 @@ def _place(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects t
         measured = measure_loads(counts_RE, home_E)
         if not measured.is_valid:
             continue
-        guests_RK = find_robust_guests(
-            counts_RE, recent_LNE[layer], stretch_percent, home_E, cost_RR, slots_R, cap_R, begin_LRK[layer], rounds
+        scenarios_JE = make_up(counts_RE, recent_LNE[layer], stretch_percent)
+        guests_RK = search_robust_guests(
+            scenarios_JE, home_E, cost_RR, slots_R, cap_R, begin_LRK[layer], rounds, RESCUE_FACTOR * rounds
         )
         if not are_possible(guests_RK, home_E, slots_R):
             continue

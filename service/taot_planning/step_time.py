@@ -47,7 +47,7 @@ def predict_seconds(
         read_only(loads_R),
         read_only(guest_tokens_R),
     )
-    return latest / _PICOSECONDS
+    return float(latest / _PICOSECONDS)
 
 
 def predict_static_seconds(problem: LayerProblem) -> float | None:

@@ -20,7 +20,8 @@ class DenseFirst(nn.Module):
 
     def __init__(self, rank: Rank, *, is_checkpointed: bool) -> None:
         super().__init__()
-        self.dense = nn.Linear(CONFIG.dim, CONFIG.dim, dtype=CONFIG.dtype)
+        self.dense = nn.Linear(CONFIG.dim, CONFIG.dim, bias=False, dtype=CONFIG.dtype)
+        nn.init.eye_(self.dense.weight)  # chance would route evenly now and then
         self.sparse = TinyMoE(CONFIG, rank.group)
         self.is_checkpointed = is_checkpointed
 

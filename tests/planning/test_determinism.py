@@ -27,7 +27,7 @@ def run_script(name: str, *arguments: str, **environment: str) -> list[str]:
         env={**os.environ, "PYTHONPATH": os.pathsep.join(path), **environment},
         capture_output=True,
         text=True,
-        timeout=250,
+        timeout=500,
         check=False,
     )
     assert result.returncode == 0, result.stderr
@@ -41,14 +41,14 @@ def digest_in_a_process(num_threads: int, **environment: str) -> tuple[str, int,
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_compiled_kernels_give_the_bits_of_python_and_numpy() -> None:
     """The kernels' source is their reference: interpreted, not compiled, it must give the same plans."""
     assert run_script("kernel_digest.py", NUMBA_DISABLE_JIT="1") == run_script("kernel_digest.py")
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_hash_seeds_and_threads_do_not_change_a_bit() -> None:
     runs = [(str(seed), 1 + seed % 2) for seed in range(5)]
     digests = {digest_in_a_process(threads, PYTHONHASHSEED=seed)[0] for seed, threads in runs}
@@ -56,7 +56,7 @@ def test_hash_seeds_and_threads_do_not_change_a_bit() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_a_cpu_without_wide_or_fused_instructions_gives_the_same_bits(tmp_path: Path) -> None:
     """The plainest CPU of this architecture, as far as the compiler is concerned, with a cache of its own."""
     plain = digest_in_a_process(1, NUMBA_CPU_NAME="generic", NUMBA_CPU_FEATURES="", NUMBA_CACHE_DIR=str(tmp_path))

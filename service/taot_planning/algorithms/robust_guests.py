@@ -15,10 +15,9 @@ from types import MappingProxyType
 import numpy as np
 
 from taot_planning.algorithms.scenario_search import search_robust_guests
-from taot_planning.algorithms.scenarios import SCALE, make_up
+from taot_planning.algorithms.scenarios import SCALE, make_scenarios
 from taot_planning.arrays import IntArray, read_only
 from taot_planning.capacity import capacities_at, pace_for
-from taot_planning.kernel import kernel
 from taot_planning.layer_plan import EMPTY_SLOT
 from taot_planning.layer_problem import LayerProblem
 from taot_planning.options import Effort, PlanningOptions
@@ -51,40 +50,21 @@ def place_for_recent(problem: LayerProblem, recent_tokens_NE: IntArray, options:
     if problem.topology.max_slots == 0:
         return np.empty((problem.num_ranks, 0), dtype=np.int64)
     topology, rounds = problem.topology, rounds_for(problem.num_ranks, options.effort)
-    return find_robust_guests(
-        problem.counts_RE,
-        read_only(recent_tokens_NE),
-        options.stretch_percent,
+    return search_robust_guests(
+        make_scenarios(problem.counts_RE, recent_tokens_NE, stretch_percent=options.stretch_percent),
         problem.home_E,
         topology.cost_milli_RR,
         topology.slots_R,
         scaled_capacities(problem.loads.total, options.tolerance_ppm, topology),
         no_guests(topology) if problem.begin_guests_RK is None else problem.begin_guests_RK,
         rounds,
+        RESCUE_FACTOR * rounds,
     )
 
 
 def rounds_for(num_ranks: int, effort: Effort) -> int:
     """Rounds of improvement of a group."""
     return RANK_ROUNDS[effort] // num_ranks
-
-
-@kernel
-def find_robust_guests(  # noqa: PLR0913, PLR0917 - a kernel takes arrays, not the objects that hold them
-    counts_RE: IntArray,
-    recent_NE: IntArray,
-    stretch_percent: int,
-    home_E: IntArray,
-    cost_RR: IntArray,
-    slots_R: IntArray,
-    cap_R: IntArray,
-    begin_RK: IntArray,
-    rounds: int,
-) -> IntArray:
-    """Does what `place_for_recent` does. Arrays are read-only; `cap_R` as `scaled_capacities` gives it."""
-    scenarios_JE = make_up(counts_RE, recent_NE, stretch_percent)
-    rescue_rounds = RESCUE_FACTOR * rounds
-    return search_robust_guests(scenarios_JE, home_E, cost_RR, slots_R, cap_R, begin_RK, rounds, rescue_rounds)
 
 
 def no_guests(topology: Topology) -> IntArray:
